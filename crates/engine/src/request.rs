@@ -1,0 +1,237 @@
+//! What callers may ask of the engine: its whole surface, as values.
+//!
+//! A door (`http`) translates its dialect to these and nothing else. Each type's
+//! doc says in which states the request is legal; `lifecycle` enforces it.
+
+use pando_types::{Isolation, Name, SandboxId, SandboxState, Size, TemplateRef};
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+/// Who asks. Every call carries one, every row belongs to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The tenant's name; `default` until there are others.
+    pub tenant: String,
+}
+
+/// A sandbox as a caller names it: id, or name within the tenant.
+pub type SandboxRef = String;
+
+/// Make a sandbox; returns when it answers.
+#[derive(Clone, Debug)]
+pub struct CreateSandbox {
+    /// What to spawn from; `None` is the template `base`.
+    pub template: Option<TemplateRef>,
+    /// Unique among the tenant's sandboxes.
+    pub name: Option<Name>,
+    /// `None` is the template's default, else [`Size::DEFAULT`].
+    pub cpus: Option<u32>,
+    /// See `cpus`.
+    pub memory_mib: Option<u32>,
+    /// Environment of every process in it.
+    pub env: BTreeMap<String, String>,
+    /// Free text for the caller's own use.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A sandbox as seen from outside.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    /// Its id, for life.
+    pub id: SandboxId,
+    /// Its name, if it was given one.
+    pub name: Option<Name>,
+    /// What it is doing.
+    pub state: SandboxState,
+    /// Why it is in `failed`, or other news about the state, for a person.
+    pub state_reason: Option<String>,
+    /// What it was spawned from.
+    pub template: TemplateRef,
+    /// CPUs and memory.
+    pub size: Size,
+    /// What stands between it and the host.
+    pub isolation: Isolation,
+    /// The environment given at creation.
+    pub env: BTreeMap<String, String>,
+    /// The labels given at creation.
+    pub labels: BTreeMap<String, String>,
+    /// When it was made.
+    pub created_at: SystemTime,
+    /// When it last began to run.
+    pub started_at: Option<SystemTime>,
+}
+
+/// What to run. Legal while the sandbox runs.
+#[derive(Clone, Debug, Default)]
+pub struct Command {
+    /// Program and arguments; the program is looked up in the sandbox's PATH.
+    pub argv: Vec<String>,
+    /// Added to the sandbox's environment.
+    pub env: BTreeMap<String, String>,
+    /// Working directory; `None` is the user's home.
+    pub cwd: Option<String>,
+    /// Account to run as; `None` is `user`.
+    pub user: Option<String>,
+    /// After this the whole process group is killed.
+    pub timeout: Option<Duration>,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Set when it exited by itself.
+    pub exit_code: Option<i32>,
+    /// Set when a signal ended it.
+    pub signal: Option<u32>,
+    /// The timeout ended it.
+    pub timed_out: bool,
+}
+
+/// The result of a blocking exec.
+#[derive(Clone, Debug)]
+pub struct ExecResult {
+    /// How it ended.
+    pub exit: Exit,
+    /// The first [`pando_types::limits::EXEC_OUTPUT_BYTES`] of its stdout.
+    pub stdout: Vec<u8>,
+    /// The same of its stderr.
+    pub stderr: Vec<u8>,
+    /// Output beyond the limit was dropped.
+    pub truncated: bool,
+    /// From its start to its end, seen by the shim.
+    pub duration: Duration,
+}
+
+/// A terminal's size in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowSize {
+    /// Columns.
+    pub cols: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Start a process to be followed with `attach`. Legal while the sandbox runs.
+#[derive(Clone, Debug)]
+pub struct StartProcess {
+    /// What to run.
+    pub command: Command,
+    /// Give it a terminal of this size.
+    pub tty: Option<WindowSize>,
+    /// Whether its stdin can be fed; otherwise it is empty.
+    pub stdin: bool,
+}
+
+/// Names a process of one sandbox; survives a restart of the daemon.
+pub type ProcessId = String;
+
+/// Something for a running process.
+#[derive(Clone, Debug)]
+pub enum ProcessInput {
+    /// Bytes for stdin or the terminal.
+    Data(bytes::Bytes),
+    /// End of stdin.
+    CloseStdin,
+    /// A Linux signal number for its whole process group.
+    Signal(u32),
+    /// The terminal's new size.
+    Resize(WindowSize),
+}
+
+/// Which of its outputs a process wrote to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputStream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Its terminal.
+    Tty,
+}
+
+/// What a follower of a process receives, in order; `Exit` is the last.
+#[derive(Clone, Debug)]
+pub enum ProcessEvent {
+    /// Output was written.
+    Output {
+        /// Where.
+        stream: OutputStream,
+        /// What.
+        data: bytes::Bytes,
+        /// Where to attach again to go on after these bytes.
+        next_offset: u64,
+    },
+    /// This much output is no longer kept.
+    Gap {
+        /// Bytes lost.
+        lost_bytes: u64,
+    },
+    /// It ended.
+    Exit(Exit),
+}
+
+/// A process the shim knows.
+#[derive(Clone, Debug)]
+pub struct ProcessInfo {
+    /// Its id for `attach` and `input`.
+    pub process_id: ProcessId,
+    /// Its number inside the guest.
+    pub pid: u32,
+    /// What was started.
+    pub argv: Vec<String>,
+    /// Whether it has a terminal.
+    pub tty: bool,
+    /// How it ended; `None` while it runs.
+    pub exit: Option<Exit>,
+    /// When it was started.
+    pub started_at: SystemTime,
+}
+
+/// An entry of the journal: what happened to what, when.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Increases by one each; resume reading after it.
+    pub sequence: u64,
+    /// When.
+    pub at: SystemTime,
+    /// A word such as `sandbox.created`.
+    pub kind: String,
+    /// The id it happened to.
+    pub subject: String,
+    /// For a person.
+    pub detail: String,
+}
+
+/// A template that sandboxes can be made from.
+#[derive(Clone, Debug)]
+pub struct Template {
+    /// Name and tag.
+    pub reference: TemplateRef,
+    /// The content hash of its root file system and kernel.
+    pub content_hash: String,
+    /// The sizes that are baked.
+    pub baked: Vec<Size>,
+    /// Allocated bytes of its files.
+    pub disk_bytes: u64,
+    /// When it was made.
+    pub created_at: SystemTime,
+}
+
+/// What the daemon says of itself.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Version of the running daemon.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// How guests are run, and why.
+    pub accelerator: pando_types::Accelerator,
+    /// See `accelerator`.
+    pub accelerator_reason: String,
+    /// The VMM and its version.
+    pub vmm: String,
+    /// Sandboxes by state.
+    pub sandboxes: BTreeMap<&'static str, u64>,
+    /// How long it has been up.
+    pub uptime: Duration,
+}

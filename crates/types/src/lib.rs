@@ -1,0 +1,17 @@
+//! The words that every part of Pando shares: ids, names, sizes, states, limits.
+//!
+//! Pure values; no I/O, no wire format. Wire and disk types convert to and from
+//! these at their own edge.
+
+mod id;
+mod isolation;
+pub mod limits;
+mod name;
+mod size;
+mod state;
+
+pub use id::{IdError, SandboxId, SnapshotId, TemplateId, is_id_shaped};
+pub use isolation::{Accelerator, Isolation};
+pub use name::{Name, NameError, TemplateRef};
+pub use size::{CPUS, MEMORY_MIB, Size, SizeError};
+pub use state::SandboxState;
