@@ -1,1 +1,20 @@
-//! See ARCHITECTURE.md.
+//! The native REST API as types: what goes over the wire under `/v1`.
+//!
+//! [`route::ROUTES`] is the one list of its routes; the router, the client and
+//! the OpenAPI document ([`openapi`]) are made from it. Nothing but `http`,
+//! `client` and what stands on `client` knows these types.
+
+mod error;
+mod exec;
+mod file;
+pub mod openapi;
+pub mod route;
+mod sandbox;
+mod server;
+pub mod stream;
+
+pub use error::{ErrorBody, ErrorResponse};
+pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
+pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
+pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
+pub use server::{ConsoleLog, Event, EventList, Size, Status, Template, TemplateList, WarmRequest};

@@ -101,3 +101,22 @@ impl EngineError {
         })
     }
 }
+
+impl EngineError {
+    /// An internal fault, with all its causes.
+    pub(crate) fn internal(error: &dyn std::error::Error) -> Self {
+        Self::Internal(chain(error))
+    }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -1,1 +1,60 @@
-//! See ARCHITECTURE.md.
+//! The daemon's one listener: who gets a request, and the native API behind it.
+//!
+//! A request passes `gate` (id, `Host`, `Origin`, key) and is handed to a door:
+//! `v1` (native), `arrakis` and `e2b` (reserved), or `proxy` (into a guest).
+//! Doors translate to requests of the engine and hold no rules.
+
+mod arrakis;
+mod dispatch;
+mod e2b;
+mod error;
+mod gate;
+mod host;
+mod json;
+mod metrics;
+mod proxy;
+mod server;
+mod v1;
+
+pub use error::{ERRORS, ErrorRow, error_documentation};
+
+use crate::gate::{Doors, Gate, GuestDoor, KeyCheck};
+use crate::host::HostRules;
+use pando_engine::Engine;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+/// What the listener must know beyond its engine.
+#[derive(Clone, Debug, Default)]
+pub struct HttpConfig {
+    /// Further host names the daemon is known by, without ports.
+    pub public_hosts: Vec<String>,
+}
+
+/// Serves the API on `listener` until `shutdown` completes, then lets running requests end.
+///
+/// # Errors
+/// If the listener has no address.
+pub async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    config: HttpConfig,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let rules = HostRules::new(listener.local_addr()?.ip(), config.public_hosts);
+    let metrics = Arc::default();
+    let native = v1::router(engine.clone(), Arc::clone(&metrics));
+    let guest: GuestDoor = {
+        let engine = engine.clone();
+        Arc::new(move |target, caller, request| Box::pin(proxy::forward(engine.clone(), target, caller, request)))
+    };
+    let key_check: KeyCheck = Arc::new(move |key| {
+        let engine = engine.clone();
+        Box::pin(async move { engine.authenticate(&key).await })
+    });
+    let gate = Gate::new(rules, key_check, Doors { native, guest }, metrics);
+    server::serve(listener, gate, shutdown).await;
+    Ok(())
+}

@@ -1,1 +1,18 @@
-//! See ARCHITECTURE.md.
+//! One sandbox's process: it owns the VMM, the channel, the NIC and process output.
+//!
+//! Everything that parses bytes a guest controls lives here, jailed, never in the
+//! daemon. The daemon starts a shim with a listening socket and a [`spec`], talks to
+//! it through [`client`], and may die and come back: the shim goes on.
+
+pub mod client;
+mod failure;
+mod machine;
+mod passthrough;
+mod processes;
+mod replay;
+mod serve;
+mod service;
+mod snapshot;
+pub mod spec;
+
+pub use serve::{LISTENER_FD, ShimError, run};

@@ -1,1 +1,31 @@
-//! See ARCHITECTURE.md.
+//! Everything Pando keeps on disk: layers, manifests, sandbox directories, the index.
+//!
+//! Nobody else opens the state or cache directory. What is published is immutable;
+//! files reach their final name only whole (temporary name, fsync, rename, fsync of
+//! the directory), the manifest last. A crash at any instant leaves the old state or
+//! the new one; [`Snapshots::open`] removes what has no manifest.
+//!
+//! ```text
+//! CACHE_DIR/v1/bakes/<content hash>/   manifest, memory, device state, disk layer
+//! STATE_DIR/v1/sandboxes/<id>/         spec, sockets, logs
+//! STATE_DIR/v1/sandboxes/<id>/slot/    what the VMM may see: hard links to layers, its own disk
+//! STATE_DIR/pando.db                   the index (SQLite, WAL)
+//! ```
+
+pub mod fault;
+mod index;
+mod layer;
+mod manifest;
+mod sandbox_dir;
+mod snapshots;
+
+pub use index::{
+    EventRow, Index, IndexError, NewEvent, SCHEMA_VERSION, SandboxRow, StateChange, TemplateRow,
+};
+pub use layer::{Layer, LayerError, hash_file};
+pub use manifest::{Machine, Manifest, ManifestError, SnapshotKind};
+pub use sandbox_dir::{SLOT, SandboxDir, SandboxDirs};
+pub use snapshots::{Snapshot, Snapshots, Staging, StoreError};
+
+/// The version in the name of the on-disk layout's top directory.
+pub const LAYOUT: &str = "v1";

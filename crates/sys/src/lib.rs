@@ -1,1 +1,21 @@
-//! See ARCHITECTURE.md.
+//! The only crate with `unsafe`: what Linux offers beyond `std` and that Pando
+//! needs, each behind a safe function.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`spawn`] | a child with chosen descriptors, identity and jail |
+//! | [`jail`] | landlock rulesets and seccomp filters |
+//! | [`memory`] | which pages of a VM are its own, and their contents |
+//! | [`file`] | reflinks, sparse copies, holes, durable folders |
+//! | [`socket`] | who is at the other end |
+//! | [`clock`] | the rate of the host's time stamp counter |
+//! | [`random`] | bytes from the kernel |
+#![allow(unsafe_code)]
+
+pub mod clock;
+pub mod file;
+pub mod jail;
+pub mod memory;
+pub mod random;
+pub mod socket;
+pub mod spawn;

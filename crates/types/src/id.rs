@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Characters of an id. It fits a DNS label as `49983-<id>`.
-pub const ID_LENGTH: usize = 20;
+const ID_LENGTH: usize = 20;
 
 /// Random characters of an id: 36^19, about 98 bits, so ids cannot be guessed.
 const RANDOM_LENGTH: usize = ID_LENGTH - 1;

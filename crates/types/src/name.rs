@@ -7,7 +7,7 @@ use std::str::FromStr;
 const MAX_LENGTH: usize = 128;
 
 /// Words that a name may not be, since the command line reads them as commands.
-pub const RESERVED: [&str; 12] = [
+const RESERVED: [&str; 12] = [
     "bake", "build", "create", "diff", "help", "ls", "new", "rm", "show", "start", "stop", "warm",
 ];
 

@@ -1,0 +1,254 @@
+//! The one list of the native API's routes.
+//!
+//! `http` builds its router from it (an operation without a handler does not
+//! compile), the OpenAPI document is generated from it, and the dispatcher's
+//! test checks it against the other doors.
+
+use crate::openapi::SchemaOf;
+use crate::{
+    ConsoleLog, CreateSandboxRequest, EventList, ExecRequest, ExecResponse, FileInfo, FileList,
+    MakeDirRequest, MoveRequest, ProcessList, Sandbox, SandboxList, Status, TemplateList,
+    WarmRequest, stream,
+};
+
+/// What a caller can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "each is described by its row's summary")]
+pub enum Operation {
+    CreateSandbox,
+    ListSandboxes,
+    GetSandbox,
+    RemoveSandbox,
+    StopSandbox,
+    StartSandbox,
+    Exec,
+    ExecStream,
+    ListProcesses,
+    Ping,
+    ConsoleLog,
+    ReadFile,
+    WriteFile,
+    UploadFile,
+    RemoveFile,
+    StatFile,
+    ListFiles,
+    MakeDir,
+    MoveFile,
+    ListEvents,
+    ListTemplates,
+    WarmTemplate,
+    Status,
+    Health,
+    Metrics,
+    OpenApiJson,
+    OpenApiYaml,
+}
+
+/// An HTTP method that the API uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "each says its own name")]
+pub enum Method {
+    Get,
+    Post,
+    Put,
+    Delete,
+}
+
+impl Method {
+    /// The method's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+            Self::Put => "PUT",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// A parameter in the query.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether the request is refused without it.
+    pub required: bool,
+    /// Whether its value is a whole number.
+    pub number: bool,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// The body of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Body {
+    /// None.
+    Empty,
+    /// JSON of this shape.
+    Json(SchemaOf),
+    /// The bytes of a file, of any length.
+    Bytes,
+}
+
+/// The answer when all went well.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// JSON of this shape, with this status.
+    Json(u16, SchemaOf),
+    /// 204 and nothing.
+    NoContent,
+    /// The bytes of a file.
+    Bytes,
+    /// Text of this media type.
+    Text(&'static str),
+    /// 101: a WebSocket; see [`crate::stream`].
+    WebSocket,
+}
+
+/// A row of [`ROUTES`].
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// What it does.
+    pub operation: Operation,
+    /// Its method.
+    pub method: Method,
+    /// Its path, parameters in braces.
+    pub path: &'static str,
+    /// One line for the documentation.
+    pub summary: &'static str,
+    /// What the query may hold.
+    pub query: &'static [Query],
+    /// What the request's body holds.
+    pub body: Body,
+    /// What is answered.
+    pub answer: Answer,
+}
+
+impl Route {
+    /// Whether an API key is asked for.
+    pub fn needs_key(&self) -> bool {
+        self.operation != Operation::Health
+    }
+}
+
+/// The row of an operation.
+pub fn route_of(operation: Operation) -> &'static Route {
+    let found = ROUTES.iter().find(|route| route.operation == operation);
+    // `every_operation_has_one_row` proves it.
+    found.unwrap_or(&ROUTES[0])
+}
+
+const PATH: Query = Query {
+    name: "path",
+    required: true,
+    number: false,
+    meaning: "Absolute, or relative to the user's home.",
+};
+const USER: Query = Query {
+    name: "user",
+    required: false,
+    number: false,
+    meaning: "The account it is done as; `user` when left out.",
+};
+const DEPTH: Query = Query {
+    name: "depth",
+    required: false,
+    number: true,
+    meaning: "How many levels to list; 1 when left out.",
+};
+const AFTER: Query = Query {
+    name: "after",
+    required: false,
+    number: true,
+    meaning: "Only events with a higher sequence number.",
+};
+const LIMIT: Query =
+    Query { name: "limit", required: false, number: true, meaning: "At most this many; 100 when left out, 1000 at most." };
+
+/// A row in one line.
+const fn row(
+    operation: Operation,
+    (method, path): (Method, &'static str),
+    query: &'static [Query],
+    body: Body,
+    answer: Answer,
+    summary: &'static str,
+) -> Route {
+    Route { operation, method, path, summary, query, body, answer }
+}
+
+/// JSON in a request.
+const fn takes<T: utoipa::ToSchema>() -> Body {
+    Body::Json(SchemaOf::of::<T>())
+}
+
+/// JSON in an answer.
+const fn gives<T: utoipa::ToSchema>(status: u16) -> Answer {
+    Answer::Json(status, SchemaOf::of::<T>())
+}
+
+/// Every route of the native API.
+#[rustfmt::skip]
+pub const ROUTES: &[Route] = {
+    use Answer::{Bytes, NoContent, Text, WebSocket};
+    use Body::Empty;
+    use Method::{Delete, Get, Post, Put};
+    use Operation as O;
+    &[
+        row(O::CreateSandbox, (Post, "/v1/sandboxes"), &[], takes::<CreateSandboxRequest>(), gives::<Sandbox>(201), "Make a sandbox; answers when it is ready."),
+        row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[], Empty, gives::<SandboxList>(200), "List your sandboxes."),
+        row(O::GetSandbox, (Get, "/v1/sandboxes/{id}"), &[], Empty, gives::<Sandbox>(200), "Describe a sandbox."),
+        row(O::RemoveSandbox, (Delete, "/v1/sandboxes/{id}"), &[], Empty, NoContent, "Remove a sandbox and its disk."),
+        row(O::StopSandbox, (Post, "/v1/sandboxes/{id}/stop"), &[], Empty, gives::<Sandbox>(200), "Power a sandbox off; its disk is kept."),
+        row(O::StartSandbox, (Post, "/v1/sandboxes/{id}/start"), &[], Empty, gives::<Sandbox>(200), "Start a stopped sandbox on its disk."),
+        row(O::Exec, (Post, "/v1/sandboxes/{id}/exec"), &[], takes::<ExecRequest>(), gives::<ExecResponse>(200), "Run a program to its end."),
+        row(O::ExecStream, (Get, "/v1/sandboxes/{id}/exec/stream"), &[], Empty, WebSocket, "Run a program, or attach to one, with its input and output streamed."),
+        row(O::ListProcesses, (Get, "/v1/sandboxes/{id}/processes"), &[], Empty, gives::<ProcessList>(200), "List the processes that can be attached to."),
+        row(O::Ping, (Post, "/v1/sandboxes/{id}/ping"), &[], Empty, NoContent, "Go to the sandbox's agent and back."),
+        row(O::ConsoleLog, (Get, "/v1/sandboxes/{id}/logs"), &[], Empty, gives::<ConsoleLog>(200), "The last lines of the sandbox's serial console."),
+        row(O::ReadFile, (Get, "/v1/sandboxes/{id}/files"), &[PATH, USER], Empty, Bytes, "Read a file."),
+        row(O::WriteFile, (Put, "/v1/sandboxes/{id}/files"), &[PATH, USER], Body::Bytes, gives::<FileInfo>(200), "Write a file; makes missing parents."),
+        row(O::UploadFile, (Post, "/v1/sandboxes/{id}/files"), &[PATH, USER], Body::Bytes, gives::<FileInfo>(200), "The same as `PUT`."),
+        row(O::RemoveFile, (Delete, "/v1/sandboxes/{id}/files"), &[PATH, USER], Empty, NoContent, "Remove a file, or a directory with all in it."),
+        row(O::StatFile, (Get, "/v1/sandboxes/{id}/files/stat"), &[PATH, USER], Empty, gives::<FileInfo>(200), "Describe a file or a directory."),
+        row(O::ListFiles, (Get, "/v1/sandboxes/{id}/files/list"), &[PATH, USER, DEPTH], Empty, gives::<FileList>(200), "List a directory."),
+        row(O::MakeDir, (Post, "/v1/sandboxes/{id}/files/mkdir"), &[], takes::<MakeDirRequest>(), gives::<FileInfo>(201), "Make a directory and its missing parents."),
+        row(O::MoveFile, (Post, "/v1/sandboxes/{id}/files/move"), &[], takes::<MoveRequest>(), gives::<FileInfo>(200), "Move or rename a file or a directory."),
+        row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT], Empty, gives::<EventList>(200), "Read the journal."),
+        row(O::ListTemplates, (Get, "/v1/templates"), &[], Empty, gives::<TemplateList>(200), "List the templates."),
+        row(O::WarmTemplate, (Post, "/v1/templates/{name}/warm"), &[], takes::<WarmRequest>(), NoContent, "Bake a template at a size ahead of its first use."),
+        row(O::Status, (Get, "/v1/status"), &[], Empty, gives::<Status>(200), "What the daemon says of itself."),
+        row(O::Health, (Get, "/healthz"), &[], Empty, Text("text/plain"), "Whether the daemon answers; needs no key."),
+        row(O::Metrics, (Get, "/metrics"), &[], Empty, Text("text/plain"), "Counters for Prometheus."),
+        row(O::OpenApiJson, (Get, "/openapi.json"), &[], Empty, Text("application/json"), "This document."),
+        row(O::OpenApiYaml, (Get, "/openapi.yaml"), &[], Empty, Text("application/yaml"), "This document as YAML."),
+    ]
+};
+
+/// Schemas of the WebSocket's messages, which no route's body names.
+pub(crate) const STREAM_SCHEMAS: &[SchemaOf] = &[
+    SchemaOf::of::<stream::StreamRequest>(),
+    SchemaOf::of::<stream::ClientMessage>(),
+    SchemaOf::of::<stream::ServerMessage>(),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_operation_has_one_row() {
+        let operations: HashSet<_> = ROUTES.iter().map(|route| route.operation).collect();
+        assert_eq!(operations.len(), ROUTES.len());
+        // The enum has no other variants: its last one's number says how many there are.
+        assert_eq!(Operation::OpenApiYaml as usize + 1, ROUTES.len());
+        assert_eq!(route_of(Operation::Status).path, "/v1/status");
+    }
+
+    #[test]
+    fn no_two_rows_share_method_and_path() {
+        let places: HashSet<_> = ROUTES.iter().map(|route| (route.method, route.path)).collect();
+        assert_eq!(places.len(), ROUTES.len());
+    }
+}

@@ -1,0 +1,76 @@
+//! Sandboxes: asking for one, and what is said about one.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// Make a sandbox; the answer comes when it is ready. Every field may be left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSandboxRequest {
+    /// `name` or `name:tag`; `base` when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// A name, unique among your sandboxes: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// 1, 2, 4 or 8; the template's default when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// 256, 512, 1024, 2048, 4096, 8192 or 16384; the template's default when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
+    /// Environment of every process in it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Free text for your own use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A sandbox. Its environment is not repeated here, since it often holds secrets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Sandbox {
+    /// 20 characters, the first is `s`.
+    pub id: String,
+    /// The name it was given.
+    pub name: Option<String>,
+    /// `creating`, `running`, `stopping`, `stopped` or `failed`.
+    pub state: String,
+    /// Why it is in this state, where there is more to say.
+    pub state_reason: Option<String>,
+    /// The template it was made from.
+    pub template: String,
+    /// What stands between it and the host.
+    pub isolation: Isolation,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// The labels it was given.
+    pub labels: BTreeMap<String, String>,
+    /// When it was made: RFC 3339, UTC.
+    pub created_at: String,
+    /// When it last began to run: RFC 3339, UTC.
+    pub started_at: Option<String>,
+}
+
+/// What stands between a sandbox and the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Isolation {
+    /// The VMM and its version.
+    pub vmm: String,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+    /// Why this accelerator was chosen.
+    pub reason: String,
+    /// The jail layers in force.
+    pub layers: Vec<String>,
+}
+
+/// The caller's sandboxes, the newest last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SandboxList {
+    /// One entry each.
+    pub sandboxes: Vec<Sandbox>,
+}

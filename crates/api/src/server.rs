@@ -1,0 +1,96 @@
+//! The daemon, its templates and its journal.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// The last lines of a sandbox's serial console.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConsoleLog {
+    /// What the kernel and the agent wrote there; bytes that are not UTF-8 are replaced.
+    pub console: String,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Grows by one each; pass it as `after` to read on.
+    pub sequence: u64,
+    /// When: RFC 3339, UTC.
+    pub at: String,
+    /// A word such as `sandbox.created`.
+    pub kind: String,
+    /// The id it happened to.
+    pub subject: String,
+    /// For a person.
+    pub detail: String,
+}
+
+/// A part of the journal, the oldest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EventList {
+    /// One entry each.
+    pub events: Vec<Event>,
+}
+
+/// CPUs and memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Size {
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+}
+
+/// A template that sandboxes can be made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Template {
+    /// `name`, or `name:tag`.
+    pub name: String,
+    /// The hash of its root file system and kernel.
+    pub content_hash: String,
+    /// The sizes that are baked: a sandbox of these starts at once.
+    pub baked: Vec<Size>,
+    /// What its files take on the host.
+    pub disk_bytes: u64,
+    /// When it was made: RFC 3339, UTC.
+    pub created_at: String,
+}
+
+/// The templates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TemplateList {
+    /// One entry each.
+    pub templates: Vec<Template>,
+}
+
+/// Bake a template at a size ahead of its first use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WarmRequest {
+    /// Virtual CPUs; 1 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// Memory in MiB; 512 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
+}
+
+/// What the daemon says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// The running daemon's version.
+    pub version: String,
+    /// Its process id on its host.
+    pub pid: u32,
+    /// How long it has been up.
+    pub uptime_s: u64,
+    /// The VMM and its version.
+    pub vmm: String,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+    /// Why this accelerator was chosen.
+    pub accelerator_reason: String,
+    /// How many sandboxes there are in each state.
+    pub sandboxes: BTreeMap<String, u64>,
+}

@@ -1,0 +1,83 @@
+//! Taking over what an earlier daemon left.
+
+use crate::EngineError;
+use crate::engine::Engine;
+use crate::lifecycle::{self, Adoption, Found};
+use crate::sandboxes::Entry;
+use crate::shims::{Shim, ShimProcess};
+use crate::spawn::last_words;
+use pando_types::SandboxState;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Engine {
+    /// Looks at every row and every directory once, before the first request.
+    pub(crate) async fn adopt_all(&self) -> Result<(), EngineError> {
+        let rows = self.blocking(|inner| inner.index.sandboxes()).await?;
+        let mut known = BTreeSet::new();
+        for row in rows {
+            let id: pando_types::SandboxId = row.id.parse().map_err(|_| EngineError::Internal("the index holds a malformed id".to_owned()))?;
+            known.insert(id.clone());
+            let entry = Arc::new(Entry::new(id, row));
+            self.inner.sandboxes.insert(Arc::clone(&entry));
+            self.adopt(&entry).await?;
+        }
+        let dirs = self.inner.dirs.clone();
+        let on_disk = self.blocking(move |_| dirs.list()).await?;
+        for id in on_disk.into_iter().filter(|id| !known.contains(id)) {
+            // No row: a bake or a removal that was cut off.
+            let dir = self.inner.dirs.get(&id);
+            if let Some(process) = ShimProcess::read(&dir) {
+                process.kill().await;
+            }
+            self.blocking(move |_| dir.remove()).await?;
+        }
+        Ok(())
+    }
+
+    async fn adopt(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+        let row = entry.row();
+        let dir = self.inner.dirs.get(&entry.id);
+        let shim = match row.state {
+            SandboxState::Stopped | SandboxState::Failed => None,
+            _ => Shim::find(&dir).await.map(Arc::new),
+        };
+        let found = match (&shim, last_words(&dir)) {
+            (_, Some((SandboxState::Stopped, _))) => Found::PoweredOff,
+            (Some(_), None) => Found::Answers,
+            _ if row.boot_id != self.inner.host.boot_id => Found::HostRestarted,
+            _ => Found::Gone,
+        };
+        match lifecycle::adopt(row.state, row.started_at.is_some(), found) {
+            Adoption::Keep(SandboxState::Running) => self.keep(entry, shim).await,
+            Adoption::Keep(_) => Ok(()),
+            Adoption::Discard => self.erase(entry, "its creation was cut off").await,
+            Adoption::Off(reason) => self.write_end(entry, SandboxState::Stopped, reason).await,
+            Adoption::Fail(reason) => {
+                let words = last_words(&dir).map(|(_, cause)| cause);
+                self.write_end(entry, SandboxState::Failed, words.as_deref().unwrap_or(reason)).await
+            }
+        }
+    }
+
+    async fn keep(&self, entry: &Arc<Entry>, shim: Option<Arc<Shim>>) -> Result<(), EngineError> {
+        let Some(shim) = shim else {
+            return self.write_end(entry, SandboxState::Failed, "its shim does not answer").await;
+        };
+        entry.set_shim(Some(Arc::clone(&shim)));
+        if entry.state() != SandboxState::Running {
+            let ready = shim.ready().await?;
+            if ready.state != pando_wire::shim::State::STATE_RUNNING {
+                return self.write_end(entry, SandboxState::Failed, &ready.cause).await;
+            }
+            self.set_state(entry, SandboxState::Running, None, None).await?;
+        }
+        self.watch(entry, &shim);
+        Ok(())
+    }
+
+    async fn write_end(&self, entry: &Arc<Entry>, state: SandboxState, reason: &str) -> Result<(), EngineError> {
+        self.end_shim(entry).await;
+        self.set_state(entry, state, Some(reason.to_owned()), None).await
+    }
+}

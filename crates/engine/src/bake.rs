@@ -1,0 +1,235 @@
+//! Bakes: a template booted once at a size, made ready, frozen and kept.
+//!
+//! A bake is keyed by everything that went into it, so any daemon with the same
+//! cache finds it; the first who needs one makes it, others wait for it.
+
+use crate::EngineError;
+use crate::host::Host;
+use crate::shims::{Shim, ShimStarter, no_space_or};
+use pando_image::{BaseImage, Initrd};
+use pando_shim::spec::{self, Begin, ShimSpec};
+use pando_store::{Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SnapshotKind, Snapshots, Staging};
+use pando_types::{SandboxId, Size};
+use pando_vmm::qemu;
+use pando_wire::shim::{SnapshotRequest, SnapshotResponse, State};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Raised when a bake made by older code must not be used by newer.
+const BAKE_FORMAT: u32 = 1;
+
+/// Where bakes come from and go to.
+#[derive(Debug)]
+pub(crate) struct Bakery {
+    pub(crate) host: Arc<Host>,
+    pub(crate) starter: ShimStarter,
+    pub(crate) bakes: Snapshots,
+    pub(crate) dirs: SandboxDirs,
+    /// One lock for each key that is being made: the second caller waits for the first.
+    pub(crate) under_way: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// What a bake is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Ingredients {
+    pub(crate) base: BaseImage,
+    pub(crate) initrd: Initrd,
+    pub(crate) size: Size,
+}
+
+impl Bakery {
+    /// The key of a bake.
+    pub(crate) fn key(&self, ingredients: &Ingredients, kind: SnapshotKind) -> String {
+        let machine = self.machine(ingredients);
+        let mut hasher = blake3::Hasher::new();
+        let mut part = |text: &str| {
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        };
+        part(&BAKE_FORMAT.to_string());
+        part(&ingredients.base.content_hash);
+        part(if kind == SnapshotKind::Ready { "ready" } else { "pre-mount" });
+        // The measured clock rate differs in its last digits each time.
+        part(&machine.tsc_khz.div_ceil(10_000).to_string());
+        let machine = Machine { tsc_khz: 0, ..machine };
+        part(&format!("{machine:?}"));
+        hasher.finalize().to_hex()[..40].to_owned()
+    }
+
+    /// What a bake on this host is tied to.
+    pub(crate) fn machine(&self, ingredients: &Ingredients) -> Machine {
+        Machine {
+            vmm: self.host.qemu.package().to_owned(),
+            accelerator: self.host.accelerator.to_string(),
+            cpu_model: qemu::cpu_model(self.host.accelerator).to_owned(),
+            tsc_khz: self.host.tsc_khz.unwrap_or(0).into(),
+            cpus: ingredients.size.cpus(),
+            memory_mib: ingredients.size.memory_mib(),
+            devices: qemu::DEVICE_SET,
+            kernel: ingredients.base.content_hash.clone(),
+            initrd: ingredients.initrd.content_hash.clone(),
+        }
+    }
+
+    /// The bake, if it is there and usable.
+    pub(crate) fn find(&self, ingredients: &Ingredients, kind: SnapshotKind) -> Option<Snapshot> {
+        self.bakes.get(&self.key(ingredients, kind)).ok().flatten()
+    }
+
+    /// The bake, made now if it must be.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) async fn ensure(&self, ingredients: &Ingredients, kind: SnapshotKind) -> Result<Snapshot, EngineError> {
+        let key = self.key(ingredients, kind);
+        let lock = {
+            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(under_way.entry(key.clone()).or_default())
+        };
+        let _turn = lock.lock().await;
+        match self.bakes.get(&key) {
+            Ok(Some(snapshot)) => return Ok(snapshot),
+            Ok(None) => {}
+            // A damaged bake is made anew: it is only a cache.
+            Err(error) => {
+                tracing::warn!(%error, "a bake cannot be used and is made anew");
+                self.bakes.remove(&key).map_err(|error| EngineError::internal(&error))?;
+            }
+        }
+        self.bake(ingredients, kind, &key).await
+    }
+
+    async fn bake(&self, ingredients: &Ingredients, kind: SnapshotKind, key: &str) -> Result<Snapshot, EngineError> {
+        let failed = |reason: String| EngineError::BakeFailed { template: "base".to_owned(), reason };
+        let id = crate::ids::sandbox();
+        let dir = self.dirs.create(&id).map_err(|error| no_space_or(error, "cannot make the bake's directory"))?;
+        let oven = Oven { dir: dir.clone(), shim: None };
+        let (oven, taken) = oven.bake(self, ingredients, kind, &id).await.map_err(|error| match error {
+            EngineError::SpawnFailed(reason) => failed(reason),
+            other => other,
+        })?;
+        let machine = self.machine(ingredients);
+        let (bakes, key, ingredients) = (self.bakes.clone(), key.to_owned(), ingredients.clone());
+        // Hashing and copying some hundred MiB: not on the runtime's threads.
+        let published = tokio::task::spawn_blocking(move || {
+            let staging = bakes.stage(id.as_str())?;
+            let manifest = gather(&oven.dir, &staging, &taken, &ingredients, machine, kind)?;
+            let published = bakes.publish(staging, &key, &manifest);
+            drop(oven);
+            published
+        });
+        let published = published.await.map_err(|error| EngineError::internal(&error))?;
+        published.map_err(|error| if error.is_no_space() { EngineError::NoSpace(error.to_string()) } else { EngineError::internal(&error) })
+    }
+}
+
+/// A bake under way: dropped, it leaves nothing behind.
+struct Oven {
+    dir: SandboxDir,
+    shim: Option<Shim>,
+}
+
+impl Oven {
+    async fn bake(mut self, bakery: &Bakery, ingredients: &Ingredients, kind: SnapshotKind, id: &SandboxId) -> Result<(Self, SnapshotResponse), EngineError> {
+        let failed = |error: std::io::Error| no_space_or(error, "cannot lay out the bake");
+        let base = &ingredients.base;
+        for (path, name) in [
+            (&base.root, spec::ROOT.to_owned()),
+            (&base.kernel, spec::KERNEL.to_owned()),
+            (&ingredients.initrd.path, spec::INITRD.to_owned()),
+            (&base.disk, spec::disk(0)),
+        ] {
+            self.dir.link(path, &name).map_err(failed)?;
+        }
+        let spec = ShimSpec {
+            sandbox_id: id.to_string(),
+            qemu: bakery.starter.qemu.clone(),
+            accelerator: bakery.host.accelerator.to_string(),
+            tsc_khz: bakery.host.tsc_khz,
+            cpus: ingredients.size.cpus(),
+            memory_mib: ingredients.size.memory_mib(),
+            begin: if kind == SnapshotKind::Ready { Begin::BakeReady } else { Begin::BakePreMount },
+            disks: 2,
+            hostname: "baking".to_owned(),
+            machine_id: "0".repeat(32),
+            env: BTreeMap::new(),
+            jail: bakery.starter.jail,
+        };
+        let identity = crate::identity::for_sandbox(&self.dir, bakery.host.accelerator);
+        let shim = bakery.starter.start(&self.dir, &spec, identity).await?;
+        let shim = self.shim.insert(shim);
+        let ready = shim.ready().await?;
+        if ready.state != State::STATE_RUNNING {
+            return Err(EngineError::SpawnFailed(ready.cause));
+        }
+        let request = SnapshotRequest { stop: true, ..SnapshotRequest::default() };
+        let taken = shim.client.rpc.snapshot(request).await.map_err(|error| {
+            EngineError::SpawnFailed(error.message.unwrap_or_else(|| "the shim went away".to_owned()))
+        })?;
+        Ok((self, taken.into_owned()))
+    }
+}
+
+impl Drop for Oven {
+    fn drop(&mut self) {
+        let (dir, process) = (self.dir.clone(), self.shim.as_ref().and_then(|shim| shim.process));
+        // Killing waits; the last reference to a directory may be dropped anywhere.
+        std::thread::spawn(move || {
+            if let Some(process) = process {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+                if let Ok(runtime) = runtime {
+                    runtime.block_on(process.kill());
+                }
+            }
+            drop(dir.remove());
+        });
+    }
+}
+
+/// Makes the daemon's own inodes of what a jailed shim wrote, and describes those.
+fn gather(
+    dir: &SandboxDir,
+    staging: &Staging,
+    taken: &SnapshotResponse,
+    ingredients: &Ingredients,
+    machine: Machine,
+    kind: SnapshotKind,
+) -> Result<Manifest, pando_store::StoreError> {
+    let slot = dir.slot();
+    let base = (ingredients.base.disk.clone(), spec::disk(0));
+    let mut sources = vec![base];
+    if kind == SnapshotKind::Ready {
+        sources.push((slot.join(&taken.disk_file), spec::disk(1)));
+    }
+    sources.push((slot.join(&taken.memory_file), spec::MEMORY.to_owned()));
+    sources.push((slot.join(&taken.device_state_file), spec::DEVICE_STATE.to_owned()));
+    let mut layers = Vec::new();
+    for (source, name) in sources {
+        layers.push(staging.adopt(&source, &name)?);
+    }
+    let device_state = layers.pop().expect("pushed above");
+    let memory = layers.pop().expect("pushed above");
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(Manifest {
+        kind,
+        machine,
+        created_at_ms: u64::try_from(created.as_millis()).unwrap_or(u64::MAX),
+        root: ingredients.base.content_hash.clone(),
+        disks: layers,
+        memory,
+        device_state,
+        clean_barrier: !taken.forced,
+    })
+}
+
+/// Puts a snapshot's layers and the root image into a sandbox's slot.
+pub(crate) fn link_layers(dir: &SandboxDir, snapshot: &Snapshot, root: &Path) -> std::io::Result<()> {
+    dir.link(root, spec::ROOT)?;
+    for layer in snapshot.manifest.layers() {
+        dir.link(&snapshot.dir.join(&layer.file), &layer.file)?;
+    }
+    Ok(())
+}
+

@@ -1,0 +1,314 @@
+//! The engine: opened once per daemon, then asked.
+
+use crate::bake::Bakery;
+use crate::host::Host;
+use crate::lifecycle::Operation;
+use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
+use crate::sandboxes::{Entry, Sandboxes};
+use crate::shims::ShimStarter;
+use crate::{EngineError, keys};
+use pando_store::{Index, LAYOUT, NewEvent, SandboxDirs, Snapshots};
+use pando_types::SandboxState;
+use pando_vmm::detect::AcceleratorWish;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Events in one answer, at most.
+const MAX_EVENTS: u32 = 1000;
+
+/// Where the engine keeps its things and what it uses.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Sandboxes and the index.
+    pub state_dir: PathBuf,
+    /// Images and bakes; may be shared by several daemons.
+    pub cache_dir: PathBuf,
+    /// The admin key's file, made at the first start.
+    pub admin_key: PathBuf,
+    /// `qemu-system-x86_64`.
+    pub qemu: PathBuf,
+    /// Which accelerator to use.
+    pub accelerator: AcceleratorWish,
+    /// The program with the `shim` command.
+    pub shim_program: PathBuf,
+    /// The guest agent's program.
+    pub agent: &'static [u8],
+    /// Where Debian packages come from; `None` is the host's own mirror.
+    pub debian_mirror: Option<String>,
+    /// Whether jails are put on; `false` is for tests of what a jail keeps out.
+    pub jail: bool,
+}
+
+/// Why the engine cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another daemon has the state directory.
+    #[error("a daemon already runs with the state directory `{0}`")]
+    AlreadyRunning(PathBuf),
+    /// A directory cannot be made or used.
+    #[error("cannot use `{path}`")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The index cannot be used.
+    #[error(transparent)]
+    Index(#[from] pando_store::IndexError),
+    /// The cache cannot be used.
+    #[error("the cache cannot be used")]
+    Cache(#[from] pando_store::StoreError),
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] EngineError),
+}
+
+/// The engine of one daemon; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) config: EngineConfig,
+    pub(crate) host: Arc<Host>,
+    pub(crate) index: Index,
+    pub(crate) dirs: SandboxDirs,
+    pub(crate) bakery: Bakery,
+    pub(crate) sandboxes: Sandboxes,
+    pub(crate) started: Instant,
+    /// Locked as long as the daemon lives.
+    _lock: File,
+}
+
+impl Engine {
+    /// Opens the state, finds out about the host, and takes over the sandboxes that an
+    /// earlier daemon left running.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub async fn open(config: EngineConfig) -> Result<Self, OpenError> {
+        let inner = tokio::task::spawn_blocking(move || Inner::open(config)).await;
+        let inner = inner.map_err(|error| EngineError::internal(&error))??;
+        let engine = Self { inner: Arc::new(inner) };
+        engine.adopt_all().await?;
+        Ok(engine)
+    }
+
+    /// Who holds this API key; compares hashes in constant time.
+    pub async fn authenticate(&self, key: &str) -> Option<Caller> {
+        let known = self.blocking(|inner| inner.index.keys()).await.ok()?;
+        keys::find(&known, key)
+    }
+
+    /// Makes a sandbox and answers when it does. A caller that goes away before the
+    /// answer gets no sandbox.
+    ///
+    /// # Errors
+    /// The request is malformed, the template is missing, or the VM does not come up; nothing is left then.
+    pub async fn create(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, EngineError> {
+        let (engine, caller) = (self.clone(), caller.clone());
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        // Its own task: a caller that hangs up must not leave half a sandbox.
+        tokio::spawn(async move {
+            let created = engine.spawn_new(&caller, request).await;
+            if let Err(Ok(entry)) = answer.send(created) {
+                drop(engine.destroy(&entry, "its creator went away").await);
+            }
+        });
+        let entry = answered.await.map_err(|error| EngineError::internal(&error))??;
+        entry.describe()
+    }
+
+    /// A sandbox's description.
+    ///
+    /// # Errors
+    /// There is none that the caller may see.
+    pub async fn get(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
+        self.inner.sandboxes.find(caller, sandbox)?.describe()
+    }
+
+    /// The caller's sandboxes, oldest first.
+    ///
+    /// # Errors
+    /// The index is damaged.
+    pub async fn list(&self, caller: &Caller) -> Result<Vec<Sandbox>, EngineError> {
+        self.inner.sandboxes.of(caller).iter().map(|entry| entry.describe()).collect()
+    }
+
+    /// Destroys a sandbox, whatever it does.
+    ///
+    /// # Errors
+    /// There is none, or its files cannot be removed.
+    pub async fn remove(&self, caller: &Caller, sandbox: &str) -> Result<(), EngineError> {
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        self.detached(move |engine| async move { engine.destroy(&entry, "").await }).await
+    }
+
+    /// Powers a sandbox off in order; its disk is kept.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub async fn stop(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        self.detached(move |engine| async move {
+            engine.power_off(&entry).await?;
+            entry.describe()
+        })
+        .await
+    }
+
+    /// Powers a stopped or failed sandbox on again, on its kept disk.
+    ///
+    /// # Errors
+    /// It runs already, or its VM does not come up.
+    pub async fn start(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        self.detached(move |engine| async move {
+            engine.power_on(&entry).await?;
+            entry.describe()
+        })
+        .await
+    }
+
+    /// The caller's events after a sequence number, oldest first.
+    ///
+    /// # Errors
+    /// The index failed.
+    pub async fn events(&self, caller: &Caller, after: u64, limit: u32) -> Result<Vec<Event>, EngineError> {
+        let tenant = caller.tenant.clone();
+        let rows = self.blocking(move |inner| inner.index.events(&tenant, after, limit.min(MAX_EVENTS))).await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| Event { sequence: row.sequence, at: row.at, kind: row.kind, subject: row.subject, detail: row.detail })
+            .collect())
+    }
+
+    /// What the daemon says of itself.
+    ///
+    /// # Errors
+    /// None so far.
+    pub async fn status(&self, caller: &Caller) -> Result<Status, EngineError> {
+        let mut sandboxes: BTreeMap<&'static str, u64> = SandboxState::ALL.iter().map(|state| (state.as_str(), 0)).collect();
+        for entry in self.inner.sandboxes.of(caller) {
+            *sandboxes.entry(entry.state().as_str()).or_default() += 1;
+        }
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            accelerator: self.inner.host.accelerator,
+            accelerator_reason: self.inner.host.reason.clone(),
+            vmm: self.inner.host.vmm(),
+            sandboxes,
+            uptime: self.inner.started.elapsed(),
+        })
+    }
+
+    /// Runs work that must not be cut off when its caller goes away.
+    pub(crate) async fn detached<R, F>(&self, work: impl FnOnce(Self) -> F) -> Result<R, EngineError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, EngineError>> + Send + 'static,
+    {
+        tokio::spawn(work(self.clone())).await.map_err(|error| EngineError::internal(&error))?
+    }
+
+    /// Runs work that waits for the disk.
+    pub(crate) async fn blocking<R, E>(&self, work: impl FnOnce(&Inner) -> Result<R, E> + Send + 'static) -> Result<R, EngineError>
+    where
+        R: Send + 'static,
+        E: std::error::Error + Send + 'static,
+    {
+        let inner = Arc::clone(&self.inner);
+        let result = tokio::task::spawn_blocking(move || work(&inner)).await;
+        result.map_err(|error| EngineError::internal(&error))?.map_err(|error| EngineError::internal(&error))
+    }
+
+    /// Writes a sandbox's new state to the index and then to its entry.
+    pub(crate) async fn set_state(
+        &self,
+        entry: &Arc<Entry>,
+        state: SandboxState,
+        reason: Option<String>,
+        isolation: Option<String>,
+    ) -> Result<(), EngineError> {
+        let row = entry.row();
+        let (id, tenant, boot_id) = (row.id, row.tenant, self.inner.host.boot_id.clone());
+        let (kept_reason, kept_isolation) = (reason.clone(), isolation.clone());
+        self.blocking(move |inner| {
+            let kind = format!("sandbox.{state}");
+            let event = NewEvent { tenant: &tenant, kind: &kind, subject: &id, detail: reason.as_deref().unwrap_or_default() };
+            let change = pando_store::StateChange { id: &id, state, reason: reason.as_deref(), isolation: isolation.as_deref() };
+            inner.index.set_state(&change, &boot_id, &event)
+        })
+        .await?;
+        entry.update(|row| {
+            row.state = state;
+            row.state_reason = kept_reason;
+            if let Some(isolation) = kept_isolation {
+                row.isolation = isolation;
+            }
+            if state == SandboxState::Running {
+                row.started_at = Some(std::time::SystemTime::now());
+                row.boot_id.clone_from(&self.inner.host.boot_id);
+            }
+        });
+        Ok(())
+    }
+
+    /// The entry, if `operation` is legal for it now.
+    pub(crate) fn entry(&self, caller: &Caller, sandbox: &str, operation: Operation) -> Result<Arc<Entry>, EngineError> {
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        entry.check(operation)?;
+        Ok(entry)
+    }
+}
+
+impl Inner {
+    fn open(config: EngineConfig) -> Result<Self, OpenError> {
+        make_dir(&config.state_dir, 0o711)?;
+        make_dir(&config.cache_dir, 0o755)?;
+        let lock = lock(&config.state_dir)?;
+        let index = Index::open(&config.state_dir.join("pando.db"))?;
+        keys::ensure_admin(&index, &config.admin_key)?;
+        let host = Arc::new(Host::probe(&config)?);
+        let sandboxes = config.state_dir.join(LAYOUT).join("sandboxes");
+        let dirs = SandboxDirs::open(&sandboxes).map_err(|source| OpenError::Directory { path: sandboxes, source })?;
+        let starter = ShimStarter { program: config.shim_program.clone(), qemu: config.qemu.clone(), jail: config.jail };
+        let bakery = Bakery {
+            host: Arc::clone(&host),
+            starter,
+            bakes: Snapshots::open(&config.cache_dir.join(LAYOUT).join("bakes"))?,
+            dirs: dirs.clone(),
+            under_way: Mutex::new(HashMap::new()),
+        };
+        Ok(Self { config, host, index, dirs, bakery, sandboxes: Sandboxes::default(), started: Instant::now(), _lock: lock })
+    }
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), OpenError> {
+    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(|source| OpenError::Directory { path: path.to_path_buf(), source })
+}
+
+/// One daemon per state directory: the lock goes with the process, however it ends.
+fn lock(dir: &Path) -> Result<File, OpenError> {
+    let path = dir.join("daemon.lock");
+    let failed = |source| OpenError::Directory { path: path.clone(), source };
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {
+            // For a person who looks which process it is.
+            drop(fs::write(&path, format!("{}\n", std::process::id())));
+            Ok(file)
+        }
+        Err(TryLockError::WouldBlock) => Err(OpenError::AlreadyRunning(dir.to_path_buf())),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}

@@ -1,0 +1,230 @@
+//! Shim processes: started, found again, ended.
+
+use crate::EngineError;
+use pando_shim::client::ShimClient;
+use pando_shim::spec::ShimSpec;
+use pando_store::SandboxDir;
+use pando_sys::jail::landlock::{Access, Policy, Ruleset};
+use pando_sys::spawn::{Child, Identity, Limit, Spawn};
+use pando_wire::shim::{ReadyRequest, ReadyResponse};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use rustix::process::{Pid, Signal};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::chown;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Descriptors of a shim: its own few, a handful for the VMM, and the gateway's connections.
+const OPEN_FILES: u64 = 4096;
+
+/// How long a killed process may take to be gone.
+const KILL_WAIT: Duration = Duration::from_secs(5);
+
+/// How shims are started on this host.
+#[derive(Clone, Debug)]
+pub(crate) struct ShimStarter {
+    /// The program that has the `shim` command: ours.
+    pub(crate) program: PathBuf,
+    /// The VMM.
+    pub(crate) qemu: PathBuf,
+    /// Whether jails are put on.
+    pub(crate) jail: bool,
+}
+
+/// A shim that runs.
+#[derive(Debug)]
+pub(crate) struct Shim {
+    pub(crate) client: ShimClient,
+    pub(crate) process: Option<ShimProcess>,
+}
+
+/// Names a process for as long as the host is up: a number alone may be another's later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShimProcess {
+    pid: u32,
+    /// In clock ticks since the host's start, from `/proc/PID/stat`.
+    started_ticks: u64,
+}
+
+impl ShimStarter {
+    /// Starts a shim in `dir` as `identity` and waits until it listens. The spec is
+    /// written first; the socket is made here, so that no time passes before it is there.
+    pub(crate) async fn start(&self, dir: &SandboxDir, spec: &ShimSpec, identity: Option<Identity>) -> Result<Shim, EngineError> {
+        let failed = |what: &str, error: &dyn std::error::Error| EngineError::SpawnFailed(format!("{what}: {error}"));
+        let text = serde_json::to_vec_pretty(spec).map_err(|error| EngineError::internal(&error))?;
+        write_whole(&dir.spec(), &text).map_err(|error| no_space_or(error, "cannot write the spec"))?;
+        drop(fs::remove_file(dir.path().join(pando_shim::CAUSE_FILE)));
+        let listener = listen(&dir.socket()).map_err(|error| failed("cannot make the shim's socket", &error))?;
+        if let Some(identity) = identity {
+            give_to(dir, identity).map_err(|error| failed("cannot hand the directory over", &error))?;
+        }
+        let child = self.spawn(dir, listener, identity)?;
+        let process = ShimProcess::of(child.pid());
+        if let Some(process) = process {
+            write_whole(&dir.path().join("shim.pid"), process.to_line().as_bytes())
+                .map_err(|error| no_space_or(error, "cannot write the shim's process id"))?;
+        }
+        tokio::task::spawn_blocking(move || drop(child.wait()));
+        let client = ShimClient::connect(&dir.socket()).await.map_err(|error| failed("the shim does not answer", &error))?;
+        Ok(Shim { client, process })
+    }
+
+    fn spawn(&self, dir: &SandboxDir, listener: OwnedFd, identity: Option<Identity>) -> Result<Child, EngineError> {
+        let failed = |error: &dyn std::error::Error| EngineError::SpawnFailed(format!("cannot start the shim: {}", crate::error::chain(error)));
+        let log: OwnedFd = open_log(&dir.log()).map_err(|error| no_space_or(error, "cannot write the shim's log"))?.into();
+        let log_too = log.try_clone().map_err(|error| failed(&error))?;
+        let mut spawn = Spawn::new(&self.program)
+            .args(["shim"])
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("RUST_BACKTRACE", "1")
+            .current_dir(dir.path())
+            .descriptor(log, 1)
+            .descriptor(log_too, 2)
+            .descriptor(listener, pando_shim::LISTENER_FD)
+            .new_session()
+            .limit(Limit::OpenFiles(OPEN_FILES));
+        if let Ok(fault) = std::env::var("PANDO_FAULT") {
+            spawn = spawn.env("PANDO_FAULT", fault);
+        }
+        if let Some(identity) = identity {
+            spawn = spawn.identity(identity);
+        }
+        if self.jail {
+            spawn = spawn.landlock(self.ruleset(dir).map_err(|error| failed(&error))?);
+        }
+        spawn.spawn().map_err(|error| failed(&error))
+    }
+
+    /// What a shim may reach: its own directory, the programs and libraries it and the
+    /// VMM need, what it must know of the VMM's memory; later the network.
+    fn ruleset(&self, dir: &SandboxDir) -> Result<Ruleset, pando_sys::jail::landlock::RulesetError> {
+        let mut policy = Policy::new()
+            .allow(dir.path(), Access::Manage)
+            .allow(&self.program, Access::Execute)
+            .allow(&self.qemu, Access::Execute)
+            .allow(Path::new("/proc"), Access::Read)
+            .allow(Path::new("/dev/null"), Access::Device)
+            .allow_if_present(Path::new("/dev/kvm"), Access::Device)
+            .allow_if_present(Path::new("/dev/urandom"), Access::Read)
+            .allow_tcp();
+        for path in ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/local/lib"] {
+            policy = policy.allow_if_present(Path::new(path), Access::Execute);
+        }
+        for path in ["/etc/ld.so.cache", "/usr/share/qemu", "/usr/share/seabios", "/usr/local/share/qemu", "/sys/devices/system/cpu"] {
+            policy = policy.allow_if_present(Path::new(path), Access::Read);
+        }
+        Ruleset::new(&policy)
+    }
+}
+
+impl Shim {
+    /// Finds a shim that an earlier daemon started.
+    pub(crate) async fn find(dir: &SandboxDir) -> Option<Self> {
+        let process = ShimProcess::read(dir).filter(|process| process.is_alive());
+        let client = ShimClient::connect(&dir.socket()).await.ok()?;
+        Some(Self { client, process })
+    }
+
+    /// Waits until the sandbox answers or is known not to.
+    pub(crate) async fn ready(&self) -> Result<ReadyResponse, EngineError> {
+        let ready = self.client.rpc.ready(ReadyRequest::default()).await;
+        ready.map(connectrpc::client::UnaryResponse::into_owned).map_err(|error| EngineError::SpawnFailed(
+            error.message.unwrap_or_else(|| "the shim went away".to_owned()),
+        ))
+    }
+}
+
+impl ShimProcess {
+    fn of(pid: u32) -> Option<Self> {
+        Some(Self { pid, started_ticks: started_ticks(pid)? })
+    }
+
+    /// The process that was written down in a sandbox's directory.
+    pub(crate) fn read(dir: &SandboxDir) -> Option<Self> {
+        let text = fs::read_to_string(dir.path().join("shim.pid")).ok()?;
+        let (pid, ticks) = text.trim().split_once(' ')?;
+        Some(Self { pid: pid.parse().ok()?, started_ticks: ticks.parse().ok()? })
+    }
+
+    fn to_line(self) -> String {
+        format!("{} {}\n", self.pid, self.started_ticks)
+    }
+
+    fn is_alive(self) -> bool {
+        started_ticks(self.pid) == Some(self.started_ticks)
+    }
+
+    /// Kills it, and with it its VMM, and waits until it is gone.
+    pub(crate) async fn kill(self) {
+        if !self.is_alive() {
+            return;
+        }
+        if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
+            drop(rustix::process::kill_process(pid, Signal::KILL));
+        }
+        let deadline = tokio::time::Instant::now() + KILL_WAIT;
+        while self.is_alive() && tokio::time::Instant::now() < deadline {
+            // Not our child after a restart of the daemon: there is nothing to wait on.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; `None` when there is no such process or it is a zombie.
+fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses and may hold spaces.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    drop(fs::remove_file(path));
+    // A path longer than sun_path (108) would be refused: go through the directory's descriptor.
+    let (parent, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
+    let directory = File::open(parent)?;
+    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+    Ok(UnixListener::bind(short)?.into())
+}
+
+fn open_log(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(bytes)?;
+    fs::rename(&temporary, path)
+}
+
+/// Gives a sandbox's directory and what it may write to its account; the links to
+/// layers stay the daemon's.
+fn give_to(dir: &SandboxDir, identity: Identity) -> io::Result<()> {
+    let give = |path: &Path| chown(path, Some(identity.uid), Some(identity.gid));
+    for place in [dir.path().to_path_buf(), dir.slot()] {
+        give(&place)?;
+        for entry in fs::read_dir(&place)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            if metadata.is_file() && metadata.permissions().readonly() {
+                continue;
+            }
+            give(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn no_space_or(error: io::Error, what: &str) -> EngineError {
+    if error.kind() == io::ErrorKind::StorageFull {
+        EngineError::NoSpace(what.to_owned())
+    } else {
+        EngineError::SpawnFailed(format!("{what}: {error}"))
+    }
+}

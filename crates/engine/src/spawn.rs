@@ -1,0 +1,269 @@
+//! Making sandboxes run, and noticing when they no longer do.
+
+use crate::bake::{Ingredients, link_layers};
+use crate::engine::Engine;
+use crate::lifecycle::Operation;
+use crate::request::{Caller, CreateSandbox};
+use crate::sandboxes::{Entry, IsolationJson};
+use crate::shims::{Shim, ShimProcess, no_space_or};
+use crate::{EngineError, identity, ids};
+use pando_shim::spec::{Begin, ShimSpec};
+use pando_store::{IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind};
+use pando_types::{SandboxState, Size, TemplateRef, limits};
+use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Time that user processes get between SIGTERM and SIGKILL at a stop.
+const STOP_GRACE_MS: u32 = 5_000;
+
+/// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
+const DISKS: usize = 3;
+
+impl Engine {
+    /// Makes a sandbox from nothing; on an error nothing is left of it.
+    pub(crate) async fn spawn_new(&self, caller: &Caller, request: CreateSandbox) -> Result<Arc<Entry>, EngineError> {
+        check_maps(&request)?;
+        let size = size(&request)?;
+        let template = request.template.clone().unwrap_or_else(default_template);
+        let ingredients = self.ingredients(caller, &template, size).await?;
+        let snapshot = self.inner.bakery.ensure(&ingredients, SnapshotKind::Ready).await?;
+
+        let entry = self.insert(caller, &request, &template, &ingredients).await?;
+        let _turn = entry.turn.lock().await;
+        match self.first_start(&entry, &snapshot, &ingredients).await {
+            Ok(()) => Ok(Arc::clone(&entry)),
+            Err(error) => {
+                self.erase(&entry, &format!("creation failed: {error}")).await?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn insert(&self, caller: &Caller, request: &CreateSandbox, template: &TemplateRef, ingredients: &Ingredients) -> Result<Arc<Entry>, EngineError> {
+        let id = ids::sandbox();
+        let to_json = |map: &BTreeMap<String, String>| serde_json::to_string(map).map_err(|error| EngineError::internal(&error));
+        let row = SandboxRow {
+            id: id.to_string(),
+            tenant: caller.tenant.clone(),
+            name: request.name.as_ref().map(ToString::to_string),
+            state: SandboxState::Creating,
+            state_reason: None,
+            template: template.to_string(),
+            root: ingredients.base.content_hash.clone(),
+            cpus: ingredients.size.cpus(),
+            memory_mib: ingredients.size.memory_mib(),
+            env: to_json(&request.env)?,
+            labels: to_json(&request.labels)?,
+            isolation: self.isolation_json(Vec::new())?,
+            created_at: SystemTime::now(),
+            started_at: None,
+            boot_id: self.inner.host.boot_id.clone(),
+        };
+        let inserted = row.clone();
+        let added = tokio::task::spawn_blocking({
+            let inner = Arc::clone(&self.inner);
+            move || {
+                let event = NewEvent { tenant: &inserted.tenant, kind: "sandbox.creating", subject: &inserted.id, detail: &inserted.template };
+                inner.index.add_sandbox(&inserted, &event)
+            }
+        });
+        match added.await.map_err(|error| EngineError::internal(&error))? {
+            Ok(()) => {}
+            Err(IndexError::NameTaken) => return Err(EngineError::NameTaken(row.name.unwrap_or_default())),
+            Err(error) => return Err(EngineError::internal(&error)),
+        }
+        let entry = Arc::new(Entry::new(id, row));
+        self.inner.sandboxes.insert(Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    async fn first_start(&self, entry: &Arc<Entry>, snapshot: &Snapshot, ingredients: &Ingredients) -> Result<(), EngineError> {
+        let dir = self.inner.dirs.create(&entry.id).map_err(|error| no_space_or(error, "cannot make the sandbox's directory"))?;
+        link_layers(&dir, snapshot, &ingredients.base.root).map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
+        let begin = Begin::Spawn { clean_barrier: snapshot.manifest.clean_barrier, mount: false };
+        self.run(entry, &dir, begin, snapshot).await
+    }
+
+    /// Starts the shim of a sandbox whose slot is laid out, and waits for the agent.
+    async fn run(&self, entry: &Arc<Entry>, dir: &SandboxDir, begin: Begin, snapshot: &Snapshot) -> Result<(), EngineError> {
+        let row = entry.row();
+        let bakery = &self.inner.bakery;
+        let spec = ShimSpec {
+            sandbox_id: row.id.clone(),
+            qemu: bakery.starter.qemu.clone(),
+            accelerator: snapshot.manifest.machine.accelerator.clone(),
+            tsc_khz: u32::try_from(snapshot.manifest.machine.tsc_khz).ok().filter(|khz| *khz > 0),
+            cpus: row.cpus,
+            memory_mib: row.memory_mib,
+            begin,
+            disks: DISKS,
+            hostname: row.id.clone(),
+            machine_id: ids::machine_id(&entry.id),
+            env: serde_json::from_str(&row.env).map_err(|error| EngineError::internal(&error))?,
+            jail: bakery.starter.jail,
+        };
+        let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
+        let shim = Arc::new(bakery.starter.start(dir, &spec, identity).await?);
+        entry.set_shim(Some(Arc::clone(&shim)));
+        let ready = shim.ready().await?;
+        if ready.state != State::STATE_RUNNING {
+            return Err(EngineError::SpawnFailed(ready.cause));
+        }
+        self.now_running(entry, &ready, &shim).await
+    }
+
+    async fn now_running(&self, entry: &Arc<Entry>, ready: &ReadyResponse, shim: &Arc<Shim>) -> Result<(), EngineError> {
+        for warning in &ready.warnings {
+            tracing::warn!(sandbox = %entry.id, "{warning}");
+        }
+        tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
+        let isolation = self.isolation_json(ready.layers.clone())?;
+        self.set_state(entry, SandboxState::Running, None, Some(isolation)).await?;
+        self.watch(entry, shim);
+        Ok(())
+    }
+
+    /// Follows a running sandbox in the background until its VM ends.
+    pub(crate) fn watch(&self, entry: &Arc<Entry>, shim: &Arc<Shim>) {
+        let (engine, entry, shim) = (self.clone(), Arc::clone(entry), Arc::clone(shim));
+        tokio::spawn(async move {
+            let (state, cause) = end_of(&shim, &engine.inner.dirs.get(&entry.id)).await;
+            let _turn = entry.turn.lock().await;
+            let current = entry.shim().is_some_and(|current| Arc::ptr_eq(&current, &shim));
+            // A stop, a start or a removal that held the turn has dealt with it.
+            if !current || entry.state() != SandboxState::Running {
+                return;
+            }
+            tracing::info!(sandbox = %entry.id, %state, "{cause}");
+            if let Err(error) = engine.set_state(&entry, state, Some(cause), None).await {
+                tracing::error!(sandbox = %entry.id, "cannot write the end of a sandbox: {error}");
+            }
+            engine.end_shim(&entry).await;
+        });
+    }
+
+    /// Powers off in order; the disk stays.
+    pub(crate) async fn power_off(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+        let _turn = entry.turn.lock().await;
+        entry.check(Operation::Stop)?;
+        let shim = entry.in_use()?;
+        self.set_state(entry, SandboxState::Stopping, None, None).await?;
+        // An error means that it went away meanwhile, which is what was asked for.
+        drop(shim.client.rpc.stop(StopRequest { grace_ms: STOP_GRACE_MS, ..StopRequest::default() }).await);
+        self.end_shim(entry).await;
+        self.set_state(entry, SandboxState::Stopped, None, None).await
+    }
+
+    /// Spawns a stopped sandbox again, on its disk.
+    pub(crate) async fn power_on(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+        let _turn = entry.turn.lock().await;
+        entry.check(Operation::Start)?;
+        let before = entry.row();
+        self.end_shim(entry).await;
+        let started = self.start_again(entry).await;
+        if let Err(error) = &started {
+            self.end_shim(entry).await;
+            let reason = Some(format!("it could not be started: {error}"));
+            self.set_state(entry, SandboxState::Failed, reason, None).await?;
+            tracing::warn!(sandbox = %before.id, "{error}");
+        }
+        started
+    }
+
+    async fn start_again(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+        let row = entry.row();
+        let dir = self.inner.dirs.get(&entry.id);
+        let size = Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
+        let ingredients = self.ingredients_of(&row.root, size).await?;
+        let snapshot = self.inner.bakery.ensure(&ingredients, SnapshotKind::PreMount).await?;
+        for layer in [&snapshot.manifest.memory, &snapshot.manifest.device_state] {
+            dir.unlink(&layer.file).and_then(|()| dir.link(&snapshot.dir.join(&layer.file), &layer.file))
+                .map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
+        }
+        self.set_state(entry, SandboxState::Creating, None, None).await?;
+        let begin = Begin::Spawn { clean_barrier: snapshot.manifest.clean_barrier, mount: true };
+        self.run(entry, &dir, begin, &snapshot).await
+    }
+
+    /// Ends a sandbox for good.
+    pub(crate) async fn destroy(&self, entry: &Arc<Entry>, why: &str) -> Result<(), EngineError> {
+        let _turn = entry.turn.lock().await;
+        if self.inner.sandboxes.find(&Caller { tenant: entry.row().tenant }, entry.id.as_str()).is_err() {
+            return Err(EngineError::SandboxNotFound(entry.id.to_string()));
+        }
+        self.erase(entry, why).await
+    }
+
+    /// Shim, files, row, in that order: what a crash leaves is found by the next start.
+    pub(crate) async fn erase(&self, entry: &Arc<Entry>, why: &str) -> Result<(), EngineError> {
+        self.end_shim(entry).await;
+        let (dir, id, why) = (self.inner.dirs.get(&entry.id), entry.id.clone(), why.to_owned());
+        let tenant = entry.row().tenant;
+        self.blocking(move |inner| {
+            dir.remove().map_err(|error| EngineError::Internal(format!("cannot remove the sandbox's files: {error}")))?;
+            let event = NewEvent { tenant: &tenant, kind: "sandbox.removed", subject: id.as_str(), detail: &why };
+            inner.index.remove_sandbox(id.as_str(), &event).map_err(|error| EngineError::internal(&error))
+        })
+        .await?;
+        self.inner.sandboxes.remove(&entry.id);
+        Ok(())
+    }
+
+    /// Kills the shim, and with it the VM, and waits until both are gone.
+    pub(crate) async fn end_shim(&self, entry: &Arc<Entry>) {
+        entry.set_shim(None);
+        if let Some(process) = ShimProcess::read(&self.inner.dirs.get(&entry.id)) {
+            process.kill().await;
+        }
+    }
+
+    fn isolation_json(&self, layers: Vec<String>) -> Result<String, EngineError> {
+        let host = &self.inner.host;
+        let isolation = IsolationJson { vmm: host.vmm(), accelerator: host.accelerator.to_string(), reason: host.reason.clone(), layers };
+        serde_json::to_string(&isolation).map_err(|error| EngineError::internal(&error))
+    }
+}
+
+/// Waits for a VM's end and says what it means.
+async fn end_of(shim: &Shim, dir: &SandboxDir) -> (SandboxState, String) {
+    if let Ok(mut states) = shim.client.rpc.watch(WatchRequest::default()).await {
+        while let Ok(Some(message)) = states.message().await {
+            let message = message.to_owned_message();
+            match message.state.as_known() {
+                Some(State::STATE_STOPPED) => return (SandboxState::Stopped, message.cause),
+                Some(State::STATE_FAILED) => return (SandboxState::Failed, message.cause),
+                _ => {}
+            }
+        }
+    }
+    last_words(dir).unwrap_or_else(|| (SandboxState::Failed, "its shim died".to_owned()))
+}
+
+/// What a shim wrote before it left.
+pub(crate) fn last_words(dir: &SandboxDir) -> Option<(SandboxState, String)> {
+    let text = std::fs::read_to_string(dir.path().join(pando_shim::CAUSE_FILE)).ok()?;
+    let (word, cause) = text.split_once('\n')?;
+    Some((word.parse().ok()?, cause.trim().to_owned()))
+}
+
+fn default_template() -> TemplateRef {
+    "base".parse().expect("`base` is a name")
+}
+
+fn size(request: &CreateSandbox) -> Result<Size, EngineError> {
+    let cpus = request.cpus.unwrap_or(Size::DEFAULT.cpus());
+    let memory_mib = request.memory_mib.unwrap_or(Size::DEFAULT.memory_mib());
+    Size::new(cpus, memory_mib).map_err(|error| EngineError::Invalid(error.to_string()))
+}
+
+fn check_maps(request: &CreateSandbox) -> Result<(), EngineError> {
+    let bytes = |map: &BTreeMap<String, String>| map.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+    for (what, map) in [("env", &request.env), ("labels", &request.labels)] {
+        if bytes(map) > limits::ENV_BYTES {
+            return Err(EngineError::Invalid(format!("`{what}` has more than {} KiB", limits::ENV_BYTES >> 10)));
+        }
+    }
+    crate::usage::check_env(&request.env)
+}

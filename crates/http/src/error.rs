@@ -1,0 +1,369 @@
+//! What can be refused, and the one table from error code to status and documentation.
+//!
+//! A handler returns [`ApiError`]. It becomes a response that carries a
+//! [`Refusal`] instead of a body; the outermost layer, which knows the request's
+//! id and the door's dialect, writes it. `docs/errors.md` is generated from
+//! [`ERRORS`]; `cargo test` fails when they differ.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use pando_api::{ErrorBody, ErrorResponse};
+use pando_engine::EngineError;
+use std::error::Error;
+use std::fmt::Write as _;
+
+/// Where the hint of every error points, `#code` follows.
+const DOCUMENTATION: &str = "docs/errors.md";
+
+/// Why a request was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// There is no route for the path.
+    #[error("there is no `{0}` here")]
+    NoRoute(String),
+    /// The route exists, not for this method.
+    #[error("`{path}` does not take {method}")]
+    MethodNotAllowed {
+        /// The path.
+        path: String,
+        /// The method.
+        method: String,
+    },
+    /// No key, or one that nobody holds.
+    #[error("{0}")]
+    Unauthorized(&'static str),
+    /// `Host` is not one of ours.
+    #[error("this daemon does not answer for the host of this request")]
+    ForeignHost,
+    /// `Origin` is another site.
+    #[error("pages of another origin may not do this")]
+    ForeignOrigin,
+    /// More bytes than a JSON body may have.
+    #[error("the body is larger than {0} bytes")]
+    BodyTooLarge(usize),
+    /// The body is not the JSON that is expected; says where and why.
+    #[error("the body is not what `{route}` takes: {reason}")]
+    BadJson {
+        /// The route's path.
+        route: String,
+        /// The parser's words.
+        reason: String,
+    },
+    /// The body's media type is not the one expected.
+    #[error("the body must be `application/json`")]
+    NotJson,
+    /// The query or a path parameter is wrong.
+    #[error("{0}")]
+    BadParameter(String),
+    /// A plain request to the WebSocket route.
+    #[error("this route is a WebSocket: {0}")]
+    NotWebSocket(String),
+    /// The first message of a stream is wrong, or came too late.
+    #[error("{0}")]
+    BadStream(String),
+    /// No such file.
+    #[error("{0}")]
+    FileNotFound(String),
+    /// It is there already.
+    #[error("{0}")]
+    FileExists(String),
+    /// A directory where a file is wanted, a malformed path.
+    #[error("{0}")]
+    InvalidPath(String),
+    /// The account may not.
+    #[error("{0}")]
+    FilePermission(String),
+    /// No such account in the sandbox.
+    #[error("{0}")]
+    UnknownUser(String),
+    /// The sandbox's disk is full.
+    #[error("{0}")]
+    GuestDiskFull(String),
+    /// The guest answered something that is not an answer.
+    #[error("the sandbox's agent answered nonsense: {0}")]
+    BadGuestAnswer(String),
+    /// A handler panicked or a task was lost.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl ApiError {
+    /// The stable word for machines.
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Self::Engine(error) => error.code(),
+            Self::NoRoute(_) => "route_not_found",
+            Self::MethodNotAllowed { .. } => "method_not_allowed",
+            Self::Unauthorized(_) => "unauthorized",
+            Self::ForeignHost => "foreign_host",
+            Self::ForeignOrigin => "foreign_origin",
+            Self::BodyTooLarge(_) => "body_too_large",
+            Self::BadJson { .. } => "malformed_json",
+            Self::NotJson => "unsupported_media_type",
+            Self::BadParameter(_) | Self::BadStream(_) => "invalid_request",
+            Self::NotWebSocket(_) => "websocket_required",
+            Self::FileNotFound(_) => "file_not_found",
+            Self::FileExists(_) => "file_exists",
+            Self::InvalidPath(_) => "invalid_path",
+            Self::FilePermission(_) => "permission_denied",
+            Self::UnknownUser(_) => "unknown_user",
+            Self::GuestDiskFull(_) => "disk_full",
+            Self::BadGuestAnswer(_) => "bad_guest_answer",
+            Self::Internal(_) => "internal",
+        }
+    }
+
+    /// The status of its code.
+    pub(crate) fn status(&self) -> StatusCode {
+        status_of(self.code())
+    }
+
+    /// What a client reads.
+    pub(crate) fn body(&self, request_id: &str) -> ErrorBody {
+        Refusal::from(self).body(request_id)
+    }
+}
+
+/// A refusal on its way out, before it is written in a dialect.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    code: &'static str,
+    /// One sentence for the caller.
+    pub(crate) message: String,
+    hint: String,
+    /// The error and its causes, for the log.
+    pub(crate) chain: String,
+}
+
+impl From<&ApiError> for Refusal {
+    fn from(error: &ApiError) -> Self {
+        let code = error.code();
+        let advice = match error {
+            ApiError::Engine(error) => error.hint(),
+            _ => None,
+        };
+        let advice = advice.or_else(|| row_of(code).and_then(|row| row.hint));
+        let hint = match advice {
+            Some(advice) => format!("{advice} ({DOCUMENTATION}#{code})"),
+            None => format!("see {DOCUMENTATION}#{code}"),
+        };
+        Self { code, message: error.to_string(), hint, chain: chain(error) }
+    }
+}
+
+impl Refusal {
+    fn body(self, request_id: &str) -> ErrorBody {
+        let (code, request_id) = (self.code.to_owned(), request_id.to_owned());
+        ErrorBody { code, message: self.message, hint: Some(self.hint), request_id }
+    }
+
+    /// The native door's answer.
+    pub(crate) fn write(self, status: StatusCode, request_id: &str) -> Response {
+        (status, axum::Json(ErrorResponse { error: self.body(request_id) })).into_response()
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = self.status();
+        response.extensions_mut().insert(Refusal::from(&self));
+        response
+    }
+}
+
+fn chain(error: &ApiError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// A row of [`ERRORS`].
+#[derive(Clone, Copy, Debug)]
+pub struct ErrorRow {
+    /// The stable word.
+    pub code: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// What has happened.
+    pub meaning: &'static str,
+    /// What to do, in the documentation.
+    pub remedy: &'static str,
+    /// What to do, in the error itself, where the engine has no hint.
+    pub hint: Option<&'static str>,
+}
+
+const fn row(code: &'static str, status: u16, meaning: &'static str, remedy: &'static str) -> ErrorRow {
+    ErrorRow { code, status, meaning, remedy, hint: None }
+}
+
+impl ErrorRow {
+    const fn hint(mut self, hint: &'static str) -> Self {
+        self.hint = Some(hint);
+        self
+    }
+}
+
+/// Every error code with its status: the only place that knows both.
+#[rustfmt::skip]
+pub const ERRORS: &[ErrorRow] = &[
+    row("ambiguous_id", 409, "The shortened id fits more than one sandbox.", "Give more characters of it."),
+    row("bad_guest_answer", 502, "The agent inside the sandbox answered something that is not an answer. Root inside a sandbox can replace the agent.", "Remove the sandbox, or `stop` and `start` it."),
+    row("bake_failed", 500, "The template could not be booted and saved at the size that was asked for.", "`pando doctor` checks what the host lacks; `pando logs` has the daemon's log."),
+    row("body_too_large", 413, "The JSON body is larger than a request can honestly be.", "Send files and long input by the files routes or the exec stream, which have no limit.").hint("large input goes by `files` or `exec/stream`"),
+    row("cannot_run", 422, "The program could not be started: it does not exist, is not executable, or its working directory or account does not exist. The message says which.", "Check `argv[0]`, `cwd` and `user`. A command line with pipes or variables is `shell`, not `argv`."),
+    row("disk_full", 507, "The sandbox's own disk is full.", "Remove files inside the sandbox, or make a new one."),
+    row("file_exists", 409, "There is already something at the path.", "Remove it first, or choose another path."),
+    row("file_not_found", 404, "There is nothing at the path inside the sandbox.", "Paths are absolute or relative to the user's home; `files/list` shows a directory."),
+    row("foreign_host", 421, "The `Host` of the request is not one that this daemon answers for. It refuses such requests because a web page can point its own name at your machine.", "Use `localhost` or the address the daemon listens on, or add the name to `public_hosts` in the configuration.").hint("use `localhost`, or add the name to `public_hosts` in the configuration"),
+    row("foreign_origin", 403, "A web page of another origin tried to change something or to open a WebSocket. Pages served by a sandbox are always another origin.", "Call the API from a program. A page of your own on another name needs that name in `public_hosts`.").hint("call the API from a program, not from a page of another site"),
+    row("internal", 500, "A fault of Pando's own.", "`pando logs` has the daemon's log; look for the `request_id`, and please report it.").hint("look for the request id in `pando logs`"),
+    row("invalid_path", 400, "The path cannot be used for this: it is a directory where a file is wanted, or the other way round, or it is malformed.", "The message says what is wrong with it."),
+    row("invalid_request", 400, "A value of the request is wrong; the message says which and what is allowed.", "Correct the value."),
+    row("malformed_json", 400, "The body is not JSON, or has a field that is unknown or of the wrong type. Unknown fields are refused so that a misspelt option never goes unnoticed.", "The message names the field, line and column; `/openapi.json` has every field."),
+    row("method_not_allowed", 405, "The path exists and does not take this method.", "The `Allow` header lists those it takes."),
+    row("name_taken", 409, "Another sandbox has this name.", "Choose another name, or remove the other sandbox."),
+    row("no_space", 507, "The host's disk is full, or nearly.", "`pando df` shows what takes space; remove sandboxes that are not needed."),
+    row("permission_denied", 403, "The account inside the sandbox may not touch the file.", "Use another account: `user=root` may touch everything."),
+    row("process_not_found", 404, "The sandbox knows no process with this id. The oldest ended ones are forgotten first.", "`GET …/processes` lists those it knows."),
+    row("route_not_found", 404, "There is no such path.", "`/openapi.json` lists every route.").hint("`/openapi.json` lists every route"),
+    row("sandbox_gone", 502, "The sandbox ended while it served the request: powered off from inside, crashed, or killed.", "`pando inspect ID` shows why, `pando logs ID` the guest's console."),
+    row("sandbox_not_found", 404, "There is no such sandbox, or it is not yours.", "`pando ls` lists the ones you can see."),
+    row("spawn_failed", 500, "The sandbox's virtual machine could not be started.", "`pando logs ID` shows the guest's console, `pando doctor` what the host lacks."),
+    row("template_not_found", 404, "There is no such template.", "`pando template ls` lists them; `make quickstart` makes `base`."),
+    row("unauthorized", 401, "No API key was sent, or one that nobody holds.", "Send `Authorization: Bearer KEY` or `X-API-Key: KEY`. The first key is in `admin.key` in the state directory (`pando doctor --paths`).").hint("send `Authorization: Bearer KEY`; the first key is in `STATE_DIR/admin.key`"),
+    row("unknown_user", 400, "The sandbox has no such account.", "Sandboxes made from `base` have `user` and `root`."),
+    row("unsupported_media_type", 415, "The body is not declared as JSON.", "Send `Content-Type: application/json`.").hint("send `Content-Type: application/json`"),
+    row("websocket_required", 426, "The route is a WebSocket and the request does not open one.", "Use a WebSocket client, or `POST …/exec` for a program that ends by itself."),
+    row("wrong_state", 409, "The sandbox is in a state in which this cannot be done, such as `exec` on a stopped one.", "`pando inspect ID` shows the state; `pando start ID` starts a stopped sandbox."),
+];
+
+fn row_of(code: &str) -> Option<&'static ErrorRow> {
+    ERRORS.iter().find(|row| row.code == code)
+}
+
+/// The status of an error code.
+pub(crate) fn status_of(code: &str) -> StatusCode {
+    // `every_error_has_a_row` proves that none is missing.
+    let status = row_of(code).and_then(|row| StatusCode::from_u16(row.status).ok());
+    status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// `docs/errors.md`, made from [`ERRORS`].
+pub fn error_documentation() -> String {
+    let mut text = String::from(
+        "# Errors\n\n\
+         <!-- Generated from crates/http/src/error.rs; `PANDO_BLESS=1 cargo test -p pando-http` rewrites it. -->\n\n\
+         Every answer of the native API with a status of 400 and above has this body:\n\n\
+         ```json\n\
+         {\"error\": {\"code\": \"…\", \"message\": \"…\", \"hint\": \"…\", \"request_id\": \"…\"}}\n\
+         ```\n\n\
+         `code` never changes its meaning; programs should look at nothing else. `message` is for people and may be\n\
+         worded better at any time. `request_id` is also in the `x-request-id` header and in the daemon's log.\n",
+    );
+    for row in ERRORS {
+        let _ = write!(text, "\n## {}\n\nStatus {}. {}\n\n{}\n", row.code, row.status, row.meaning, row.remedy);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pando_types::SandboxState;
+
+    /// One of each; adding a variant fails to compile until it is listed here.
+    fn every_engine_error() -> Vec<EngineError> {
+        use EngineError as E;
+        let text = String::new;
+        let all = vec![
+            E::SandboxNotFound(text()),
+            E::Ambiguous(text()),
+            E::TemplateNotFound(text()),
+            E::ProcessNotFound(text()),
+            E::NameTaken(text()),
+            E::Invalid(text()),
+            E::WrongState { id: text(), state: SandboxState::Stopped, operation: "exec" },
+            E::CannotRun(text()),
+            E::SandboxGone { id: text(), reason: text() },
+            E::SpawnFailed(text()),
+            E::BakeFailed { template: text(), reason: text() },
+            E::NoSpace(text()),
+            E::Internal(text()),
+        ];
+        for error in &all {
+            match error {
+                E::SandboxNotFound(_) | E::Ambiguous(_) | E::TemplateNotFound(_) | E::ProcessNotFound(_) => {}
+                E::NameTaken(_) | E::Invalid(_) | E::WrongState { .. } | E::CannotRun(_) => {}
+                E::SandboxGone { .. } | E::SpawnFailed(_) | E::BakeFailed { .. } | E::NoSpace(_) => {}
+                E::Internal(_) => {}
+            }
+        }
+        all
+    }
+
+    fn every_own_error() -> Vec<ApiError> {
+        use ApiError as E;
+        let text = String::new;
+        vec![
+            E::NoRoute(text()),
+            E::MethodNotAllowed { path: text(), method: text() },
+            E::Unauthorized(""),
+            E::ForeignHost,
+            E::ForeignOrigin,
+            E::BodyTooLarge(1),
+            E::BadJson { route: text(), reason: text() },
+            E::NotJson,
+            E::BadParameter(text()),
+            E::BadStream(text()),
+            E::NotWebSocket(text()),
+            E::FileNotFound(text()),
+            E::FileExists(text()),
+            E::InvalidPath(text()),
+            E::FilePermission(text()),
+            E::UnknownUser(text()),
+            E::GuestDiskFull(text()),
+            E::BadGuestAnswer(text()),
+            E::Internal(text()),
+        ]
+    }
+
+    #[test]
+    fn every_error_has_a_row_and_every_row_an_error() {
+        let errors = every_engine_error().into_iter().map(ApiError::Engine).chain(every_own_error());
+        let codes: std::collections::BTreeSet<_> = errors.map(|error| error.code()).collect();
+        let rows: std::collections::BTreeSet<_> = ERRORS.iter().map(|row| row.code).collect();
+        assert_eq!(codes, rows);
+        assert_eq!(rows.len(), ERRORS.len(), "a code has two rows");
+    }
+
+    #[test]
+    fn the_documentation_is_what_the_table_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/errors.md");
+        if std::env::var_os("PANDO_BLESS").is_some() {
+            std::fs::write(path, error_documentation()).unwrap();
+        }
+        let found = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            found == error_documentation(),
+            "docs/errors.md is stale: run `PANDO_BLESS=1 cargo test -p pando-http`"
+        );
+    }
+
+    #[test]
+    fn a_hint_leads_to_the_documentation() {
+        let body = ApiError::from(EngineError::NameTaken("x".to_owned())).body("r1");
+        assert_eq!(body.code, "name_taken");
+        assert_eq!(body.message, "a sandbox named `x` already exists");
+        assert!(body.hint.unwrap().ends_with("(docs/errors.md#name_taken)"));
+        assert_eq!(body.request_id, "r1");
+    }
+}

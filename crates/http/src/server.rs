@@ -1,0 +1,93 @@
+//! The listener: accepts connections and serves them until it is told to end.
+
+use crate::gate::Gate;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Connections served at once; more wait in the kernel's queue. Two file
+/// descriptors each at most, well below the usual hard limit.
+const CONNECTIONS: usize = 4096;
+
+/// A client that has not sent a request's head by then is dropped.
+const HEADER_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long running requests may take to end on shutdown. Streams of processes
+/// are cut: their clients attach again to the next daemon.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// After a failed `accept` (no file descriptors left) it is tried again this much later.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves until `shutdown` completes, then ends in order.
+pub(crate) async fn serve(listener: TcpListener, gate: Gate, shutdown: impl Future<Output = ()>) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+    let builder = builder();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            accepted = accept(&listener, &connections) => accepted,
+            () = &mut shutdown => break,
+        };
+        match accepted {
+            Ok((stream, permit)) => spawn_connection(&builder, &graceful, stream, permit, gate.clone()),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    if tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await.is_err() {
+        tracing::info!("cut connections that did not end in time");
+    }
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(HEADER_DEADLINE);
+    builder
+}
+
+async fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Semaphore>,
+) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(connections).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    // Small answers and terminal output must not wait for more.
+    let _ = stream.set_nodelay(true);
+    Ok((stream, permit))
+}
+
+fn spawn_connection(
+    builder: &Builder<TokioExecutor>,
+    graceful: &GracefulShutdown,
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
+    gate: Gate,
+) {
+    let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+        let gate = gate.clone();
+        async move { Ok::<_, Infallible>(gate.serve(request.map(Body::new)).await) }
+    });
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+    let connection = graceful.watch(connection);
+    tokio::spawn(async move {
+        // Errors here are clients that went away or spoke no HTTP.
+        if let Err(error) = connection.await {
+            tracing::debug!(error, "connection ended early");
+        }
+        drop(permit);
+    });
+}

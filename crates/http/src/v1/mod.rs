@@ -1,0 +1,76 @@
+//! The native door: `/v1`, `/healthz`, `/metrics`, `/openapi.json|yaml`.
+//!
+//! The router is built from [`pando_api::route::ROUTES`]: an operation without
+//! a handler does not compile.
+
+mod convert;
+mod exec;
+mod files;
+mod guest_file;
+mod sandboxes;
+mod server_info;
+mod stream;
+
+use crate::gate::{no_method, no_route};
+use crate::metrics::Metrics;
+use axum::Router;
+use axum::routing::{MethodFilter, MethodRouter, on};
+use pando_api::route::{Method, Operation, ROUTES};
+use pando_engine::Engine;
+use std::sync::Arc;
+
+/// What every handler can use.
+#[derive(Clone)]
+pub(super) struct Api {
+    engine: Engine,
+    metrics: Arc<Metrics>,
+}
+
+/// The routes of the native door.
+pub(crate) fn router(engine: Engine, metrics: Arc<Metrics>) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        router = router.route(route.path, handler(route.operation, filter(route.method)));
+    }
+    router.fallback(no_route).method_not_allowed_fallback(no_method).with_state(Api { engine, metrics })
+}
+
+fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
+    match operation {
+        Operation::CreateSandbox => on(filter, sandboxes::create),
+        Operation::ListSandboxes => on(filter, sandboxes::list),
+        Operation::GetSandbox => on(filter, sandboxes::get),
+        Operation::RemoveSandbox => on(filter, sandboxes::remove),
+        Operation::StopSandbox => on(filter, sandboxes::stop),
+        Operation::StartSandbox => on(filter, sandboxes::start),
+        Operation::Ping => on(filter, sandboxes::ping),
+        Operation::ConsoleLog => on(filter, sandboxes::console),
+        Operation::Exec => on(filter, exec::exec),
+        Operation::ListProcesses => on(filter, exec::processes),
+        Operation::ExecStream => on(filter, stream::open),
+        Operation::ReadFile => on(filter, files::read),
+        Operation::WriteFile | Operation::UploadFile => on(filter, files::write),
+        Operation::RemoveFile => on(filter, files::remove),
+        Operation::StatFile => on(filter, files::stat),
+        Operation::ListFiles => on(filter, files::list),
+        Operation::MakeDir => on(filter, files::make_dir),
+        Operation::MoveFile => on(filter, files::move_file),
+        Operation::ListEvents => on(filter, server_info::events),
+        Operation::ListTemplates => on(filter, server_info::templates),
+        Operation::WarmTemplate => on(filter, server_info::warm),
+        Operation::Status => on(filter, server_info::status),
+        Operation::Health => on(filter, server_info::health),
+        Operation::Metrics => on(filter, server_info::metrics),
+        Operation::OpenApiJson => on(filter, server_info::openapi_json),
+        Operation::OpenApiYaml => on(filter, server_info::openapi_yaml),
+    }
+}
+
+fn filter(method: Method) -> MethodFilter {
+    match method {
+        Method::Get => MethodFilter::GET,
+        Method::Post => MethodFilter::POST,
+        Method::Put => MethodFilter::PUT,
+        Method::Delete => MethodFilter::DELETE,
+    }
+}

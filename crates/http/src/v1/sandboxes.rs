@@ -1,0 +1,112 @@
+//! Sandboxes: make, look, remove, power.
+
+use super::{Api, convert};
+use crate::error::ApiError;
+use crate::json::{JsonBody, Target};
+use axum::extract::State;
+use axum::response::IntoResponse;
+use axum::{Extension, Json};
+use http::StatusCode;
+use pando_api as api;
+use pando_engine::EngineError;
+use pando_engine::request::Caller;
+use std::future::Future;
+use tokio::sync::oneshot;
+
+/// Runs to its end even if the client hangs up, so that no operation stops half-way.
+pub(super) async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::spawn(work).await {
+        Ok(result) => result.map_err(ApiError::from),
+        Err(error) => Err(ApiError::Internal(error.to_string())),
+    }
+}
+
+/// Makes a sandbox. If the client hangs up meanwhile it is removed again: nobody learned its id.
+pub(super) async fn create(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(request): JsonBody<api::CreateSandboxRequest>,
+) -> Result<impl IntoResponse, ApiError> {
+    let request = convert::create_sandbox(request)?;
+    let (sender, receiver) = oneshot::channel();
+    tokio::spawn(async move {
+        let made = api.engine.create(&caller, request).await;
+        if let Err(Ok(unclaimed)) = sender.send(made) {
+            tracing::info!(sandbox = %unclaimed.id, "removing a sandbox whose creator hung up");
+            if let Err(error) = api.engine.remove(&caller, unclaimed.id.as_str()).await {
+                tracing::warn!(sandbox = %unclaimed.id, %error, "cannot remove it");
+            }
+        }
+    });
+    let made = receiver.await.map_err(|_| ApiError::Internal("the creating task was lost".to_owned()))??;
+    Ok((StatusCode::CREATED, Json(convert::sandbox(made))))
+}
+
+/// Lists the caller's sandboxes.
+pub(super) async fn list(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<api::SandboxList>, ApiError> {
+    let sandboxes = api.engine.list(&caller).await?;
+    Ok(Json(api::SandboxList { sandboxes: sandboxes.into_iter().map(convert::sandbox).collect() }))
+}
+
+/// Describes one.
+pub(super) async fn get(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<Json<api::Sandbox>, ApiError> {
+    Ok(Json(convert::sandbox(api.engine.get(&caller, &sandbox).await?)))
+}
+
+/// Removes one.
+pub(super) async fn remove(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<StatusCode, ApiError> {
+    to_the_end(async move { api.engine.remove(&caller, &sandbox).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Powers one off.
+pub(super) async fn stop(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<Json<api::Sandbox>, ApiError> {
+    let stopped = to_the_end(async move { api.engine.stop(&caller, &sandbox).await }).await?;
+    Ok(Json(convert::sandbox(stopped)))
+}
+
+/// Starts one on its disk.
+pub(super) async fn start(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<Json<api::Sandbox>, ApiError> {
+    let started = to_the_end(async move { api.engine.start(&caller, &sandbox).await }).await?;
+    Ok(Json(convert::sandbox(started)))
+}
+
+/// Goes to its agent and back.
+pub(super) async fn ping(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<StatusCode, ApiError> {
+    api.engine.ping(&caller, &sandbox).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The last lines of its console.
+pub(super) async fn console(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<Json<api::ConsoleLog>, ApiError> {
+    Ok(Json(api::ConsoleLog { console: api.engine.console(&caller, &sandbox).await? }))
+}

@@ -1,0 +1,99 @@
+//! The daemon itself: health, status, counters, journal, templates, documentation.
+
+use super::{Api, convert, sandboxes};
+use crate::error::ApiError;
+use crate::json::{JsonBody, Params, Target};
+use axum::extract::State;
+use axum::response::IntoResponse;
+use axum::{Extension, Json};
+use http::{StatusCode, header};
+use pando_api as api;
+use pando_api::openapi;
+use pando_engine::request::Caller;
+use serde::Deserialize;
+
+/// Events in one answer when none is asked for.
+const DEFAULT_EVENTS: u32 = 100;
+
+/// Events in one answer at most: about 200 KiB.
+const MAX_EVENTS: u32 = 1000;
+
+/// The query of `GET /v1/events`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventQuery {
+    #[serde(default)]
+    after: u64,
+    limit: Option<u32>,
+}
+
+/// Reads the journal.
+pub(super) async fn events(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<EventQuery>,
+) -> Result<Json<api::EventList>, ApiError> {
+    let limit = query.limit.unwrap_or(DEFAULT_EVENTS);
+    if limit == 0 || limit > MAX_EVENTS {
+        return Err(ApiError::BadParameter(format!("`limit` must be 1 to {MAX_EVENTS}")));
+    }
+    let events = api.engine.events(&caller, query.after, limit).await?;
+    Ok(Json(api::EventList { events: events.into_iter().map(convert::event).collect() }))
+}
+
+/// Lists the templates.
+pub(super) async fn templates(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<api::TemplateList>, ApiError> {
+    let templates = api.engine.templates(&caller).await?;
+    Ok(Json(api::TemplateList { templates: templates.into_iter().map(convert::template).collect() }))
+}
+
+/// Bakes a template at a size; answers when it is done.
+pub(super) async fn warm(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+    JsonBody(request): JsonBody<api::WarmRequest>,
+) -> Result<StatusCode, ApiError> {
+    let template = convert::template_ref(&name)?;
+    let size = convert::size(request.cpus, request.memory_mib)?;
+    sandboxes::to_the_end(async move { api.engine.warm_template(&caller, &template, size).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What the daemon says of itself.
+pub(super) async fn status(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<api::Status>, ApiError> {
+    Ok(Json(convert::status(api.engine.status(&caller).await?)))
+}
+
+/// Whether the daemon answers.
+pub(super) async fn health() -> &'static str {
+    "ok\n"
+}
+
+/// Counters for Prometheus.
+pub(super) async fn metrics(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+) -> Result<impl IntoResponse, ApiError> {
+    let status = api.engine.status(&caller).await?;
+    let text = api.metrics.render(&status.sandboxes, status.uptime.as_secs());
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
+}
+
+/// The OpenAPI document.
+pub(super) async fn openapi_json() -> Result<impl IntoResponse, ApiError> {
+    let text = openapi::json().map_err(|error| ApiError::Internal(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], text))
+}
+
+/// The OpenAPI document as YAML.
+pub(super) async fn openapi_yaml() -> Result<impl IntoResponse, ApiError> {
+    let text = openapi::yaml().map_err(|error| ApiError::Internal(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/yaml")], text))
+}

@@ -1,0 +1,239 @@
+//! Runs `mmdebstrap`: packages, then the template's files, then its set-up script.
+//!
+//! As root it works in place, as an ordinary user in a user namespace with the
+//! user's range of subordinate ids. In a namespace the script's root is an id
+//! that may neither read this user's folders nor write them, so everything goes
+//! in and out through mmdebstrap's own process (`tar-in`, `download`).
+
+use crate::error::BuildError;
+use crate::mirror::{self, Mirror};
+use crate::progress::{Progress, ProgressFn};
+use crate::source::{self, FILES, INITRD_MODULES, KERNEL_MODULES, KEYRING, SETUP, SUITE, VARIANT};
+use crate::tools;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+/// Puts `root.erofs`, `vmlinuz`, `kernel-release` and `modules/` into `work`.
+pub(crate) fn create(
+    work: &Path,
+    named_mirror: Option<&str>,
+    certificates: &[String],
+    progress: ProgressFn<'_>,
+) -> Result<(), BuildError> {
+    if !Path::new(KEYRING).exists() {
+        let package = "debian-archive-keyring";
+        return Err(BuildError::MissingTool {
+            program: KEYRING,
+            package,
+        });
+    }
+    require_subordinate_ids()?;
+    write_source(work, certificates, progress)?;
+    from_first_that_works(&mirror::candidates(named_mirror)?, work, progress)?;
+
+    let mut unpack = tools::command("tar")?;
+    unpack
+        .args(["--extract", "--no-same-owner", "--file"])
+        .arg(work.join("boot.tar"));
+    unpack.arg("--directory").arg(work);
+    tools::run("tar", &mut unpack, "", progress)?;
+    for name in ["boot.tar", "source.tar"] {
+        std::fs::remove_file(work.join(name))
+            .map_err(BuildError::file("remove", work.join(name)))?;
+    }
+    Ok(())
+}
+
+/// A mirror near the host may lack this suite; the public one does not.
+fn from_first_that_works(
+    mirrors: &[Mirror],
+    work: &Path,
+    progress: ProgressFn<'_>,
+) -> Result<(), BuildError> {
+    let mut result = Err(BuildError::BadMirror);
+    for (tried, mirror) in mirrors.iter().enumerate() {
+        if tried > 0 {
+            progress(Progress::Step("trying the next mirror"));
+        }
+        let address = tools::without_credentials(&mirror.archive);
+        let updates = if mirror.security.is_some() {
+            "with"
+        } else {
+            "without"
+        };
+        progress(Progress::Line(&format!(
+            "mirror: {address}, {updates} security updates"
+        )));
+        result = debootstrap(work, mirror, progress);
+        // Only a program's failure can be the mirror's fault.
+        if !matches!(result, Err(BuildError::Failed { .. })) {
+            break;
+        }
+    }
+    result
+}
+
+fn debootstrap(work: &Path, mirror: &Mirror, progress: ProgressFn<'_>) -> Result<(), BuildError> {
+    let hook = |text: String| format!("--customize-hook={text}");
+    let tar = quoted(&work.join("source.tar"));
+    let out = |name: &str| format!("download /.pando/{name} {}", quoted(&work.join(name)));
+
+    let mut command = tools::command("mmdebstrap")?;
+    // In a namespace, the root of the build must be able to reach its own folder:
+    // $HOME and the cache are closed to it, and /tmp is memory on some hosts.
+    if std::env::var_os("TMPDIR").is_none() {
+        command.env("TMPDIR", "/var/tmp");
+    }
+    command
+        .arg(if tools::is_root() {
+            "--mode=root"
+        } else {
+            "--mode=unshare"
+        })
+        .arg(format!("--variant={VARIANT}"))
+        .arg("--format=null")
+        .arg(format!("--include={}", source::packages().join(",")))
+        .args(dpkg_options())
+        .arg(hook(format!("tar-in {tar} /")))
+        .arg(hook("sh \"$1/.pando/setup.sh\" \"$1\"".into()))
+        .arg(hook(out("root.erofs")))
+        .arg(hook(out("boot.tar")))
+        // The sources come by standard input: arguments are everybody's to see.
+        .args([SUITE, "/dev/null", "-"]);
+    progress(Progress::Step("downloading and installing Debian packages"));
+    tools::run(
+        "mmdebstrap",
+        &mut command,
+        &mirror.sources_list(SUITE, KEYRING),
+        progress,
+    )
+}
+
+/// What packages leave out is left out from the first one on.
+fn dpkg_options() -> Vec<String> {
+    let file = FILES.iter().find(|file| file.path.starts_with("etc/dpkg/"));
+    let lines = file.map_or("", |file| file.content).lines();
+    lines
+        .filter(|line| line.starts_with("path-"))
+        .map(|line| format!("--dpkgopt={line}"))
+        .collect()
+}
+
+/// mmdebstrap splits the text of a special hook as a shell does.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
+}
+
+/// Writes `source.tar`: what is laid over the packages' files.
+fn write_source(
+    work: &Path,
+    certificates: &[String],
+    progress: ProgressFn<'_>,
+) -> Result<(), BuildError> {
+    let folder = work.join("source");
+    let mut names = Vec::new();
+    let mut add = |path: &str, mode: u32, content: &str| {
+        names.push(path.to_owned());
+        write_file(&folder.join(path), mode, content)
+    };
+    for file in FILES {
+        add(file.path, file.mode, file.content)?;
+    }
+    for certificate in certificates {
+        let hash = blake3::hash(certificate.as_bytes()).to_hex();
+        let path = format!(
+            "usr/local/share/ca-certificates/pando-host/{}.crt",
+            &hash[..16]
+        );
+        add(&path, 0o644, certificate)?;
+    }
+    add(".pando/setup.sh", 0o644, SETUP)?;
+    add(".pando/kernel-modules", 0o644, KERNEL_MODULES)?;
+    add(
+        ".pando/initrd-modules",
+        0o644,
+        &(INITRD_MODULES.join("\n") + "\n"),
+    )?;
+
+    // Files only: a folder that the packages made keeps its owner and mode.
+    let mut tar = tools::command("tar")?;
+    tar.args([
+        "--create",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--no-recursion",
+    ]);
+    tar.arg("--directory")
+        .arg(&folder)
+        .args(["--files-from=-", "--file"]);
+    tar.arg(work.join("source.tar"));
+    tools::run("tar", &mut tar, &(names.join("\n") + "\n"), progress)?;
+    std::fs::remove_dir_all(&folder).map_err(BuildError::file("remove", &folder))
+}
+
+fn write_file(path: &Path, mode: u32, content: &str) -> Result<(), BuildError> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(BuildError::file("create", parent))?;
+    }
+    std::fs::write(path, content).map_err(BuildError::file("write", path))?;
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions).map_err(BuildError::file("set the mode of", path))
+}
+
+/// An ordinary user needs a range of ids to be root of, in both files.
+fn require_subordinate_ids() -> Result<(), BuildError> {
+    if tools::is_root() {
+        return Ok(());
+    }
+    let uid = rustix::process::getuid().as_raw();
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let user = user_name(&passwd, uid).unwrap_or_else(|| uid.to_string());
+    let has_range = |path: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines()
+            .filter_map(|line| line.split(':').next())
+            .any(|name| name == user || name == uid.to_string())
+    };
+    if has_range("/etc/subuid") && has_range("/etc/subgid") {
+        return Ok(());
+    }
+    Err(BuildError::NoSubordinateIds { user })
+}
+
+fn user_name(passwd: &str, uid: u32) -> Option<String> {
+    let uid = uid.to_string();
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)? == uid).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_leave_out_what_the_image_s_own_dpkg_leaves_out() {
+        let options = dpkg_options();
+        assert!(options.contains(&"--dpkgopt=path-exclude=/usr/share/man/*".to_owned()));
+        assert!(
+            options
+                .iter()
+                .all(|option| option.starts_with("--dpkgopt=path-"))
+        );
+    }
+
+    #[test]
+    fn a_hook_survives_any_path() {
+        assert_eq!(quoted(Path::new("/a b/c'd")), r"'/a b/c'\''d'");
+    }
+
+    #[test]
+    fn a_user_is_found_by_number() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nann:x:1001:1001::/home/ann:/bin/sh\n";
+        assert_eq!(user_name(passwd, 1001).as_deref(), Some("ann"));
+        assert_eq!(user_name(passwd, 7), None);
+    }
+}

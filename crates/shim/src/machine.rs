@@ -1,0 +1,256 @@
+//! The VM of this sandbox, from nothing to an agent that answers.
+
+use crate::failure;
+use crate::processes::Processes;
+use crate::spec::{self, Begin, ShimSpec};
+use pando_net::Gateway;
+use pando_types::{Accelerator, Size, limits};
+use pando_vmm::qemu::{
+    self, BakePoint, Channels, CommandLine, DEFAULT_TB_SIZE_MIB, Jail, Qemu, QemuConfig, Start, command_line,
+};
+use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
+use pando_wire::guest::{GuestClient, Resume, Resumed};
+use pando_wire::process::ProcessClient;
+use pando_wire::shim::State;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+/// A cold boot under TCG takes 5 to 15 s on two idle cores; a busy machine may be ten times slower.
+const BAKE_TIMEOUT: Duration = Duration::from_secs(240);
+
+/// A load answers in well under a second; mounting a disk with a long journal takes a few.
+const SPAWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long QEMU may take to leave after it was told to.
+const QUIT_GRACE: Duration = Duration::from_secs(3);
+
+/// Bytes of entropy for the guest; the size of the kernel's input pool.
+const ENTROPY_BYTES: usize = 64;
+
+/// What is known of the VM, for those who watch.
+#[derive(Clone, Debug)]
+pub(crate) struct Status {
+    pub(crate) state: State,
+    pub(crate) cause: String,
+}
+
+/// A VM that answered once.
+pub(crate) struct Running {
+    pub(crate) qemu: Qemu,
+    pub(crate) channel: Channel,
+    pub(crate) processes: Arc<Processes<Connection>>,
+    pub(crate) guest: GuestClient<Connection>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) timing_ms: HashMap<String, f64>,
+}
+
+/// The machine and what happens to it.
+pub(crate) struct Machine {
+    pub(crate) spec: ShimSpec,
+    pub(crate) dir: PathBuf,
+    pub(crate) running: OnceLock<Running>,
+    pub(crate) status: watch::Sender<Status>,
+    /// Layers of the writable disk, the uppermost included; a snapshot adds one.
+    pub(crate) disk_layers: tokio::sync::Mutex<usize>,
+}
+
+/// Why a VM did not come up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error("cannot make a socket pair")]
+    Socket(#[source] std::io::Error),
+    #[error("the host gives no entropy")]
+    Entropy(#[source] std::io::Error),
+    #[error("the disk cannot be made")]
+    Disk(#[source] std::io::Error),
+    #[error("the spec is malformed: {0}")]
+    Spec(String),
+    #[error("QEMU did not start")]
+    Launch(#[from] qemu::LaunchError),
+    #[error("QEMU refused")]
+    Vmm(#[from] pando_vmm::VmmError),
+    #[error("the agent did not answer")]
+    Channel(#[from] pando_wire::channel::OpenError),
+    #[error("{0}")]
+    Exited(String),
+}
+
+impl Machine {
+    pub(crate) fn new(spec: ShimSpec, dir: PathBuf) -> Self {
+        let status = watch::Sender::new(Status { state: State::STATE_STARTING, cause: String::new() });
+        let disk_layers = tokio::sync::Mutex::new(spec.disks);
+        Self { spec, dir, running: OnceLock::new(), status, disk_layers }
+    }
+
+    /// Brings the VM up and follows it to its end.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let running = match self.start().await {
+            Ok(running) => running,
+            Err(error) => {
+                self.set(State::STATE_FAILED, chain(&error));
+                return;
+            }
+        };
+        let running = self.running.get_or_init(|| running);
+        self.set(State::STATE_RUNNING, String::new());
+        let exit = running.qemu.exited().await;
+        let (state, cause) = failure::judge(&exit);
+        self.set(state, cause);
+    }
+
+    fn set(&self, state: State, cause: String) {
+        self.status.send_replace(Status { state, cause });
+    }
+
+    async fn start(&self) -> Result<Running, StartError> {
+        let begun = Instant::now();
+        let mut timing_ms = HashMap::new();
+        let mut mark = |step: &str| {
+            timing_ms.insert(step.to_owned(), begun.elapsed().as_secs_f64() * 1000.0);
+        };
+        let (config, streams, nic) = self.config()?;
+        let gateway = Gateway::new(nic).map_err(StartError::Socket)?;
+        tokio::spawn(gateway.run());
+        let qemu = Qemu::launch(config).await?;
+        mark("launched");
+        if let Begin::Spawn { .. } = self.spec.begin {
+            qemu.load(&self.slot().join(spec::DEVICE_STATE)).await?;
+            mark("loaded");
+        }
+        qemu.cont().await?;
+        let (channel, resumed) = self.greet(&qemu, streams).await?;
+        mark("answered");
+        let config = connectrpc::client::ClientConfig::new(base_uri());
+        let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
+        let guest = GuestClient::new(channel.ctl().clone(), config);
+        Ok(Running { qemu, channel, processes: Arc::new(processes), guest, warnings: resumed.warnings, timing_ms })
+    }
+
+    /// Says HELLO, and notices a VM that dies instead of answering.
+    async fn greet(&self, qemu: &Qemu, (ctl, data): (UnixStream, UnixStream)) -> Result<(Channel, Resumed), StartError> {
+        let (clean, timeout) = match self.spec.begin {
+            Begin::Spawn { clean_barrier, .. } => (clean_barrier, SPAWN_TIMEOUT),
+            // A cold boot's channel is empty: nothing can be in the way.
+            Begin::BakeReady | Begin::BakePreMount => (true, BAKE_TIMEOUT),
+        };
+        let options = OpenOptions { resume: self.resume()?, resync: !clean, timeout };
+        tokio::select! {
+            opened = Channel::open(ctl, data, options) => Ok(opened?),
+            exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
+        }
+    }
+
+    fn resume(&self) -> Result<Resume, StartError> {
+        let mut entropy = vec![0; ENTROPY_BYTES];
+        pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
+        Ok(Resume {
+            entropy,
+            sandbox_id: self.spec.sandbox_id.clone(),
+            hostname: self.spec.hostname.clone(),
+            machine_id: self.spec.machine_id.clone(),
+            env: self.spec.env.clone().into_iter().collect(),
+            mount: matches!(self.spec.begin, Begin::Spawn { mount: true, .. }),
+            ..Resume::default()
+        })
+    }
+
+    fn config(&self) -> Result<(QemuConfig, (UnixStream, UnixStream), std::os::fd::OwnedFd), StartError> {
+        let spec = &self.spec;
+        let accelerator = match spec.accelerator.as_str() {
+            "kvm" => Accelerator::Kvm,
+            "tcg" => Accelerator::Tcg,
+            other => return Err(StartError::Spec(format!("no accelerator `{other}`"))),
+        };
+        let size = Size::new(spec.cpus, spec.memory_mib).map_err(|error| StartError::Spec(error.to_string()))?;
+        let (ctl, ctl_vmm) = stream_pair()?;
+        let (data, data_vmm) = stream_pair()?;
+        let (nic, nic_vmm) = std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
+        let slot = self.slot();
+        let config = QemuConfig {
+            binary: spec.qemu.clone(),
+            accelerator,
+            size,
+            start: self.vm_start(accelerator),
+            root: slot.join(spec::ROOT),
+            disk: self.disks()?,
+            channels: Channels { ctl: ctl_vmm, data: data_vmm, nic: nic_vmm.into() },
+            slot,
+            console: self.dir.join("console.log"),
+            jail: if spec.jail { Jail::Strict { identity: None } } else { Jail::Off { reason: "the spec says so".to_owned() } },
+            tb_size_mib: DEFAULT_TB_SIZE_MIB,
+        };
+        Ok((config, (ctl, data), nic))
+    }
+
+    fn vm_start(&self, accelerator: Accelerator) -> Start {
+        let slot = self.slot();
+        let bake = match self.spec.begin {
+            Begin::Spawn { .. } => return Start::Load { memory: slot.join(spec::MEMORY) },
+            Begin::BakeReady => BakePoint::Ready,
+            Begin::BakePreMount => BakePoint::PreMount,
+        };
+        Start::Cold {
+            kernel: slot.join(spec::KERNEL),
+            initrd: slot.join(spec::INITRD),
+            command_line: command_line(&CommandLine { accelerator, tsc_khz: self.spec.tsc_khz, bake }),
+            memory: slot.join(spec::MEMORY),
+        }
+    }
+
+    /// The disk's layers; the last, writable one is made when it is not there yet.
+    fn disks(&self) -> Result<Vec<PathBuf>, StartError> {
+        let slot = self.slot();
+        let disks: Vec<PathBuf> = (0..self.spec.disks).map(|index| slot.join(spec::disk(index))).collect();
+        let top = disks.last().ok_or_else(|| StartError::Spec("the disk has no layers".to_owned()))?;
+        if !top.exists() {
+            make_overlay(top).map_err(StartError::Disk)?;
+        }
+        Ok(disks)
+    }
+
+    pub(crate) fn slot(&self) -> PathBuf {
+        self.dir.join(pando_store::SLOT)
+    }
+
+    /// Ends the VM at once.
+    pub(crate) async fn quit(&self) {
+        if let Some(running) = self.running.get() {
+            running.qemu.quit(QUIT_GRACE).await;
+        }
+    }
+
+    pub(crate) fn console(&self) -> String {
+        match self.running.get() {
+            Some(running) => running.qemu.console_tail(),
+            None => std::fs::read_to_string(self.dir.join("console.log")).unwrap_or_default(),
+        }
+    }
+}
+
+/// An empty writable layer of the disk's size.
+pub(crate) fn make_overlay(path: &Path) -> std::io::Result<()> {
+    qemu::qcow2::create(path, limits::DISK_GIB << 30)
+}
+
+fn stream_pair() -> Result<(UnixStream, std::os::fd::OwnedFd), StartError> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(StartError::Socket)?;
+    ours.set_nonblocking(true).map_err(StartError::Socket)?;
+    let ours = UnixStream::from_std(ours).map_err(StartError::Socket)?;
+    Ok((ours, theirs.into()))
+}
+
+/// An error and its sources, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,121 @@
+//! The shim's main: serve the daemon until the VM has ended and that was seen.
+
+use crate::machine::Machine;
+use crate::passthrough::{self, Body};
+use crate::service::Service;
+use crate::spec::ShimSpec;
+use connectrpc::{ConnectRpcService, Limits};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pando_types::limits;
+use pando_wire::shim::{ShimExt as _, State};
+use std::convert::Infallible;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tower::Service as _;
+
+/// The listening socket that the daemon made, at this number in the shim.
+pub const LISTENER_FD: RawFd = 3;
+
+/// How long an ended shim still answers, so that the daemon learns the cause from it; it
+/// is also written to [`CAUSE_FILE`].
+const LINGER: Duration = Duration::from_secs(30);
+
+/// The state and cause of the VM's end, for a daemon that was not there.
+pub const CAUSE_FILE: &str = "ended";
+
+/// Received but not consumed bytes of one stream and of one connection.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// Why a shim cannot do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum ShimError {
+    /// The spec cannot be read.
+    #[error("cannot read `spec.json`")]
+    Spec(#[source] std::io::Error),
+    /// The spec is malformed.
+    #[error("`spec.json` is malformed")]
+    Malformed(#[source] serde_json::Error),
+    /// The listening socket is not what it should be.
+    #[error("the listening socket cannot be used")]
+    Listener(#[source] std::io::Error),
+}
+
+/// Runs the sandbox whose directory is `dir`, to its end.
+///
+/// # Errors
+/// The spec or the listener cannot be used; all else is reported to the daemon.
+pub async fn run(dir: &Path, listener: std::os::unix::net::UnixListener) -> Result<(), ShimError> {
+    let text = std::fs::read_to_string(dir.join("spec.json")).map_err(ShimError::Spec)?;
+    let spec: ShimSpec = serde_json::from_str(&text).map_err(ShimError::Malformed)?;
+    listener.set_nonblocking(true).map_err(ShimError::Listener)?;
+    let listener = UnixListener::from_std(listener).map_err(ShimError::Listener)?;
+
+    let machine = Arc::new(Machine::new(spec, dir.to_path_buf()));
+    let serving = tokio::spawn(serve(listener, Arc::clone(&machine)));
+    Arc::clone(&machine).run().await;
+    let status = machine.status.borrow().clone();
+    let word = if status.state == State::STATE_STOPPED { "stopped" } else { "failed" };
+    // The daemon also learns it over the socket; without the file only a later one would not.
+    drop(std::fs::write(dir.join(CAUSE_FILE), format!("{word}\n{}\n", status.cause)));
+    tokio::time::timeout(LINGER, serving_ends(&machine)).await.ok();
+    serving.abort();
+    Ok(())
+}
+
+/// Waits until nobody watches the machine's state any more.
+async fn serving_ends(machine: &Machine) {
+    machine.status.closed().await;
+}
+
+async fn serve(listener: UnixListener, machine: Arc<Machine>) {
+    let service = Arc::new(Service { machine: Arc::clone(&machine) });
+    let router = service.register(connectrpc::Router::new());
+    // A request holds an exec's stdin, an answer its output, both of them bounded.
+    let message = limits::EXEC_STDIN_BYTES + (1 << 20);
+    let limits = Limits::default().with_max_request_body_size(message).with_max_message_size(message);
+    let rpc = ConnectRpcService::new(router).with_limits(limits);
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(connection(stream, rpc.clone(), Arc::clone(&machine)))),
+            // Out of descriptors, most likely: the next try may find one.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn connection(stream: UnixStream, rpc: ConnectRpcService, machine: Arc<Machine>) {
+    let handler = service_fn(move |request: Request<hyper::body::Incoming>| {
+        let (mut rpc, machine) = (rpc.clone(), Arc::clone(&machine));
+        async move { Ok::<_, Infallible>(route(&mut rpc, &machine, request).await) }
+    });
+    let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_concurrent_streams(1024)
+        .serve_connection(TokioIo::new(stream), handler)
+        .await;
+    // The daemon went away in the middle of something; it will come back.
+    drop(served);
+}
+
+async fn route(rpc: &mut ConnectRpcService, machine: &Machine, request: Request<hyper::body::Incoming>) -> Response<Body> {
+    let path = request.uri().path();
+    if path.starts_with(passthrough::PREFIX) && path[passthrough::PREFIX.len()..].starts_with('/') {
+        return match machine.running.get() {
+            Some(running) => passthrough::forward(&running.channel, request).await,
+            None => passthrough::plain(StatusCode::SERVICE_UNAVAILABLE, "the sandbox is starting".to_owned()),
+        };
+    }
+    match rpc.call(request).await {
+        Ok(response) => response.map(|body| body.map_err(Into::into).boxed_unsync()),
+        Err(never) => match never {},
+    }
+}
+

@@ -1,0 +1,251 @@
+//! `pando.shim.v1.Shim`: what the daemon may ask of this sandbox.
+
+use crate::machine::{Machine, Running, Status};
+use crate::processes::{Executed, Followed, Process, Start};
+use crate::replay::Stream as OutputStream;
+use crate::snapshot;
+use connectrpc::{ConnectError, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream};
+use futures::stream;
+use pando_types::limits;
+use pando_wire::process::pty::Size as PtySize;
+use pando_wire::shim::{
+    self, AttachRequest, AttachResponse, ConsoleRequest, ConsoleResponse, ExecRequest, ExecResponse, InputRequest,
+    InputResponse, ListProcessesRequest, ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse,
+    SnapshotRequest, SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
+    WatchRequest, WatchResponse, attach_response,
+};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Beyond the time the guest was given to end its processes: sync and unmount.
+const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
+
+/// The service over one machine.
+pub(crate) struct Service {
+    pub(crate) machine: Arc<Machine>,
+}
+
+impl Service {
+    fn running(&self) -> Result<&Running, ConnectError> {
+        let status = self.machine.status.borrow().clone();
+        match (self.machine.running.get(), status.state) {
+            (Some(running), State::STATE_RUNNING) => Ok(running),
+            (_, State::STATE_STARTING) => Err(ConnectError::failed_precondition("the sandbox is starting")),
+            _ => Err(gone(&status)),
+        }
+    }
+
+    /// Runs a request, unless the VM ends first.
+    async fn or_gone<R>(&self, work: impl Future<Output = Result<R, ConnectError>>) -> Result<R, ConnectError> {
+        let mut status = self.machine.status.subscribe();
+        tokio::select! {
+            biased;
+            result = work => match result {
+                // A broken channel is how a dying VM looks from here: wait a moment for the reason.
+                Err(error) if error.code == connectrpc::ErrorCode::Unavailable => {
+                    let ended = tokio::time::timeout(Duration::from_secs(1), until_ended(&mut status));
+                    Err(ended.await.map_or(error, |status| gone(&status)))
+                }
+                other => other,
+            },
+            status = until_ended_delayed(&mut self.machine.status.subscribe()) => Err(gone(&status)),
+        }
+    }
+}
+
+fn gone(status: &Status) -> ConnectError {
+    ConnectError::unavailable(status.cause.clone())
+}
+
+async fn until_ended(status: &mut tokio::sync::watch::Receiver<Status>) -> Status {
+    let ended = status.wait_for(|status| matches!(status.state, State::STATE_STOPPED | State::STATE_FAILED)).await;
+    ended.map_or_else(|_| Status { state: State::STATE_FAILED, cause: "the shim ends".to_owned() }, |status| status.clone())
+}
+
+/// Lets answers that are on their way come first.
+async fn until_ended_delayed(status: &mut tokio::sync::watch::Receiver<Status>) -> Status {
+    let status = until_ended(status).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    status
+}
+
+impl shim::Shim for Service {
+    async fn ready(&self, _: RequestContext, _: ServiceRequest<'_, ReadyRequest>) -> ServiceResult<ReadyResponse> {
+        let mut receiver = self.machine.status.subscribe();
+        let status = receiver.wait_for(|status| status.state != State::STATE_STARTING).await;
+        let status = status.map_err(|_| ConnectError::unavailable("the shim ends"))?.clone();
+        let mut response = ReadyResponse { state: status.state.into(), cause: status.cause, ..ReadyResponse::default() };
+        if let Some(running) = self.machine.running.get() {
+            response.layers = running.qemu.layers().to_vec();
+            response.vmm_pid = running.qemu.pid();
+            response.warnings = running.warnings.clone();
+            response.timing_ms = running.timing_ms.clone().into_iter().collect();
+        }
+        Response::ok(response)
+    }
+
+    async fn watch(&self, _: RequestContext, _: ServiceRequest<'_, WatchRequest>) -> ServiceResult<ServiceStream<WatchResponse>> {
+        let mut receiver = self.machine.status.subscribe();
+        receiver.mark_changed();
+        Ok(Response::stream(stream::unfold(receiver, |mut receiver| async move {
+            receiver.changed().await.ok()?;
+            let status = receiver.borrow_and_update().clone();
+            let message = WatchResponse { state: status.state.into(), cause: status.cause, ..WatchResponse::default() };
+            Some((Ok(message), receiver))
+        })))
+    }
+
+    async fn ping(&self, _: RequestContext, _: ServiceRequest<'_, PingRequest>) -> ServiceResult<PingResponse> {
+        let guest = &self.running()?.guest;
+        self.or_gone(guest.ping(pando_wire::guest::PingRequest::default())).await?;
+        Response::ok(PingResponse::default())
+    }
+
+    async fn exec(&self, _: RequestContext, request: ServiceRequest<'_, ExecRequest>) -> ServiceResult<ExecResponse> {
+        let request = request.to_owned_message();
+        let command = required(request.command.into_option(), "command")?;
+        let limit = request.output_limit_bytes.min(limits::EXEC_OUTPUT_BYTES);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let processes = &self.running()?.processes;
+        let executed = self.or_gone(processes.exec(command, request.stdin, limit)).await?;
+        Response::ok(exec_response(executed))
+    }
+
+    async fn start_process(&self, _: RequestContext, request: ServiceRequest<'_, StartProcessRequest>) -> ServiceResult<StartProcessResponse> {
+        let request = request.to_owned_message();
+        let start = Start {
+            command: required(request.command.into_option(), "command")?,
+            tty: request.tty.into_option().map(|size| pty_size(&size)),
+            stdin: request.stdin,
+            capture_bytes: None,
+        };
+        let processes = &self.running()?.processes;
+        let process = self.or_gone(processes.start(start)).await?;
+        Response::ok(StartProcessResponse { process_id: process.id.clone(), pid: process.pid, ..Default::default() })
+    }
+
+    async fn attach(&self, _: RequestContext, request: ServiceRequest<'_, AttachRequest>) -> ServiceResult<ServiceStream<AttachResponse>> {
+        let request = request.to_owned_message();
+        // A process that ended can be read even when the VM is gone.
+        let running = self.machine.running.get().ok_or_else(|| ConnectError::failed_precondition("the sandbox is starting"))?;
+        let process = running.processes.get(&request.process_id)?;
+        Ok(Response::stream(follow(process, request.from_offset)))
+    }
+
+    async fn input(&self, _: RequestContext, request: ServiceRequest<'_, InputRequest>) -> ServiceResult<InputResponse> {
+        use shim::input_request::Input;
+        let request = request.to_owned_message();
+        let processes = &self.running()?.processes;
+        let process = processes.get(&request.process_id)?;
+        let input = required(request.input, "input")?;
+        self.or_gone(async {
+            match &input {
+                Input::Data(data) => processes.send(&process, data).await,
+                Input::CloseStdin(_) => processes.close_stdin(&process).await,
+                Input::Signal(signal) => processes.signal(&process, *signal).await,
+                Input::Resize(size) => processes.resize(&process, pty_size(size)).await,
+            }
+        })
+        .await?;
+        Response::ok(InputResponse::default())
+    }
+
+    async fn list_processes(&self, _: RequestContext, _: ServiceRequest<'_, ListProcessesRequest>) -> ServiceResult<ListProcessesResponse> {
+        let processes = self.running()?.processes.list();
+        let processes = processes.iter().map(|process| process_info(process)).collect();
+        Response::ok(ListProcessesResponse { processes, ..Default::default() })
+    }
+
+    async fn console(&self, _: RequestContext, _: ServiceRequest<'_, ConsoleRequest>) -> ServiceResult<ConsoleResponse> {
+        Response::ok(ConsoleResponse { text: self.machine.console(), ..Default::default() })
+    }
+
+    async fn snapshot(&self, _: RequestContext, request: ServiceRequest<'_, SnapshotRequest>) -> ServiceResult<SnapshotResponse> {
+        let request = request.to_owned_message();
+        let running = self.running()?;
+        // A task of its own: a caller that goes away must not leave the VM stopped.
+        let machine = Arc::clone(&self.machine);
+        let task = tokio::spawn(async move {
+            match machine.running.get() {
+                Some(running) => snapshot::take(&machine, running, &request).await,
+                None => Err(ConnectError::failed_precondition("the sandbox is starting")),
+            }
+        });
+        let _ = running;
+        Response::ok(task.await.map_err(|_| ConnectError::internal("the snapshot's task died"))??)
+    }
+
+    async fn stop(&self, _: RequestContext, request: ServiceRequest<'_, StopRequest>) -> ServiceResult<StopResponse> {
+        let grace_ms = request.to_owned_message().grace_ms;
+        if grace_ms > 0 && let Ok(running) = self.running() {
+            let request = pando_wire::guest::ShutdownRequest { grace_ms, ..Default::default() };
+            let deadline = Duration::from_millis(grace_ms.into()) + POWER_OFF_GRACE;
+            // Whatever the guest answers, or fails to, ends in the quit below.
+            drop(tokio::time::timeout(deadline, async {
+                drop(running.guest.shutdown(request).await);
+                running.qemu.exited().await
+            })
+            .await);
+        }
+        self.machine.quit().await;
+        Response::ok(StopResponse::default())
+    }
+}
+
+fn required<V>(value: Option<V>, field: &str) -> Result<V, ConnectError> {
+    value.ok_or_else(|| ConnectError::invalid_argument(format!("`{field}` is missing")))
+}
+
+fn pty_size(size: &shim::WindowSize) -> PtySize {
+    PtySize { cols: size.cols, rows: size.rows, ..PtySize::default() }
+}
+
+fn exec_response(executed: Executed) -> ExecResponse {
+    ExecResponse {
+        exit: shim::Exit::from(&executed.exit).into(),
+        stdout: executed.stdout,
+        stderr: executed.stderr,
+        truncated: executed.truncated,
+        duration_ms: executed.duration.as_secs_f64() * 1000.0,
+        process_id: executed.process_id,
+        ..ExecResponse::default()
+    }
+}
+
+fn process_info(process: &Arc<Process>) -> shim::ProcessInfo {
+    let since = process.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    shim::ProcessInfo {
+        process_id: process.id.clone(),
+        pid: process.pid,
+        argv: process.argv.clone(),
+        tty: process.tty,
+        exit: process.exit().as_ref().map(shim::Exit::from).into(),
+        started_at_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        ..shim::ProcessInfo::default()
+    }
+}
+
+/// A process' output from an offset on; its exit is the last message.
+fn follow(process: Arc<Process>, offset: u64) -> impl stream::Stream<Item = Result<AttachResponse, ConnectError>> + Send {
+    stream::unfold(Some((process, offset)), |state| async move {
+        let (process, offset) = state?;
+        let (event, next) = match process.next(offset).await {
+            Followed::Output(chunk) => {
+                let end = chunk.end();
+                let stream = match chunk.stream {
+                    OutputStream::Stdout => attach_response::output::Stream::STREAM_STDOUT,
+                    OutputStream::Stderr => attach_response::output::Stream::STREAM_STDERR,
+                    OutputStream::Tty => attach_response::output::Stream::STREAM_TTY,
+                };
+                let output = attach_response::Output { stream: stream.into(), data: chunk.data.to_vec(), next_offset: end, ..Default::default() };
+                (attach_response::Event::Output(Box::new(output)), Some((process, end)))
+            }
+            Followed::Gap { lost_bytes, resume_at } => {
+                let gap = attach_response::Gap { lost_bytes, ..Default::default() };
+                (attach_response::Event::Gap(Box::new(gap)), Some((process, resume_at)))
+            }
+            Followed::Exit(exit) => (attach_response::Event::Exit(Box::new(shim::Exit::from(&exit))), None),
+        };
+        Some((Ok(AttachResponse { event: Some(event), ..Default::default() }), next))
+    })
+}

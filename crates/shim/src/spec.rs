@@ -1,0 +1,68 @@
+//! What the daemon tells a shim to run: `spec.json` in the sandbox's directory.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The read-only root image in the slot.
+pub const ROOT: &str = "root";
+/// Guest memory in the slot.
+pub const MEMORY: &str = "memory";
+/// Device state in the slot.
+pub const DEVICE_STATE: &str = "device-state";
+/// Kernel of a cold boot.
+pub const KERNEL: &str = "kernel";
+/// Initrd of a cold boot.
+pub const INITRD: &str = "initrd";
+
+/// Name of the `index`-th layer of the writable disk in the slot, base first.
+pub fn disk(index: usize) -> String {
+    format!("disk.{index}")
+}
+
+/// How the VM begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Begin {
+    /// From the kernel, up to the point at which `ready` is saved. Only bakes do this.
+    BakeReady,
+    /// From the kernel, up to the point at which `pre-mount` is saved.
+    BakePreMount,
+    /// From the memory and device state in the slot.
+    Spawn {
+        /// The snapshot was taken at a quiet channel.
+        clean_barrier: bool,
+        /// The disk is not mounted in it.
+        mount: bool,
+    },
+}
+
+/// Everything a shim needs; its working directory is the sandbox's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShimSpec {
+    /// Whose shim it is.
+    pub sandbox_id: String,
+    /// The VMM's program.
+    pub qemu: PathBuf,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+    /// What the guest is told of the host's TSC, in kHz, where it is told.
+    pub tsc_khz: Option<u32>,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// How the VM begins.
+    pub begin: Begin,
+    /// Layers of the writable disk in the slot; the last is made if it is missing.
+    pub disks: usize,
+    /// What the guest calls itself.
+    pub hostname: String,
+    /// 32 hex digits.
+    pub machine_id: String,
+    /// Environment of every process.
+    pub env: BTreeMap<String, String>,
+    /// Whether the jails are put on; `false` only where a test takes one off.
+    pub jail: bool,
+}

@@ -1,0 +1,489 @@
+//! The index: rows of sandboxes, templates, keys and events, in SQLite.
+//!
+//! WAL, `synchronous=FULL`: a change that was reported survives a power cut. The
+//! schema has a version; an older file is copied beside itself and then migrated, a
+//! newer one is refused.
+
+use pando_types::SandboxState;
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
+pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
+
+const MIGRATIONS: [&str; 1] = [include_str!("schema_1.sql")];
+
+/// How long a statement waits for another process' transaction.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Events kept; older ones are dropped as new ones come.
+const EVENTS_KEPT: u64 = 100_000;
+
+/// Why the index cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    /// The file was written by a newer Pando.
+    #[error("`{path}` has schema {found}, this Pando knows {SCHEMA_VERSION}: install the newer Pando again, or restore `{path}.schema-{SCHEMA_VERSION}`")]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// The name is taken by a living sandbox.
+    #[error("the name is taken")]
+    NameTaken,
+    /// SQLite failed.
+    #[error("the index failed")]
+    Sqlite(#[from] rusqlite::Error),
+    /// A row holds something no version wrote.
+    #[error("the index holds a malformed {0}")]
+    Malformed(&'static str),
+}
+
+/// The index of one state directory.
+#[derive(Debug)]
+pub struct Index {
+    connection: Mutex<Connection>,
+}
+
+/// A sandbox's row. Maps are JSON, since nothing selects by them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxRow {
+    /// Its id.
+    pub id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Unique within the tenant.
+    pub name: Option<String>,
+    /// What it does.
+    pub state: SandboxState,
+    /// Why, for a person.
+    pub state_reason: Option<String>,
+    /// `name:tag` of its template.
+    pub template: String,
+    /// BLAKE3 of its root image.
+    pub root: String,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// JSON object.
+    pub env: String,
+    /// JSON object.
+    pub labels: String,
+    /// JSON object.
+    pub isolation: String,
+    /// When it was made.
+    pub created_at: SystemTime,
+    /// When it last began to run.
+    pub started_at: Option<SystemTime>,
+    /// The host's boot id when it last began to run.
+    pub boot_id: String,
+}
+
+/// A template's row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateRow {
+    /// Whose it is.
+    pub tenant: String,
+    /// Its name.
+    pub name: String,
+    /// Its tag.
+    pub tag: String,
+    /// Content hash of its root image.
+    pub root: String,
+    /// JSON: how it was made, for making it again.
+    pub recipe: String,
+    /// When it was made.
+    pub created_at: SystemTime,
+}
+
+/// An event to be written.
+#[derive(Clone, Debug)]
+pub struct NewEvent<'a> {
+    /// Whose it is.
+    pub tenant: &'a str,
+    /// A word such as `sandbox.created`.
+    pub kind: &'a str,
+    /// The id it is about.
+    pub subject: &'a str,
+    /// For a person.
+    pub detail: &'a str,
+}
+
+/// A written event.
+#[derive(Clone, Debug)]
+pub struct EventRow {
+    /// Rises by one for each.
+    pub sequence: u64,
+    /// When.
+    pub at: SystemTime,
+    /// A word such as `sandbox.created`.
+    pub kind: String,
+    /// The id it is about.
+    pub subject: String,
+    /// For a person.
+    pub detail: String,
+}
+
+/// What changes with a sandbox's state.
+#[derive(Clone, Debug)]
+pub struct StateChange<'a> {
+    /// The sandbox.
+    pub id: &'a str,
+    /// Its new state.
+    pub state: SandboxState,
+    /// Why, for a person.
+    pub reason: Option<&'a str>,
+    /// JSON of its isolation, when it begins to run.
+    pub isolation: Option<&'a str>,
+}
+
+impl Index {
+    /// Opens the file, makes it if it is missing, migrates it if it is older.
+    ///
+    /// # Errors
+    /// It is newer, not a database, or not writable.
+    pub fn open(path: &Path) -> Result<Self, IndexError> {
+        let mut connection = Connection::open(path)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        migrate(&mut connection, path)?;
+        Ok(Self { connection: Mutex::new(connection) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // A panic while the lock was held left no half transaction: SQLite rolled it back.
+        self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Adds a key by the hash of its text.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn add_key(&self, hash: &[u8; 32], tenant: &str, label: &str) -> Result<(), IndexError> {
+        self.lock().execute(
+            "INSERT OR REPLACE INTO keys (hash, tenant, label, created_at_ms) VALUES (?1, ?2, ?3, ?4)",
+            params![hash, tenant, label, millis(SystemTime::now())],
+        )?;
+        Ok(())
+    }
+
+    /// The hash and tenant of every key; the caller compares in constant time.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn keys(&self) -> Result<Vec<([u8; 32], String)>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached("SELECT hash, tenant FROM keys")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Adds or replaces a template.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn put_template(&self, row: &TemplateRow) -> Result<(), IndexError> {
+        self.lock().execute(
+            "INSERT OR REPLACE INTO templates (tenant, name, tag, root, recipe, created_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            params![row.tenant, row.name, row.tag, row.root, row.recipe, millis(row.created_at)],
+        )?;
+        Ok(())
+    }
+
+    /// All templates of a tenant, by name and tag.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn templates(&self, tenant: &str) -> Result<Vec<TemplateRow>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(
+            "SELECT tenant, name, tag, root, recipe, created_at_ms FROM templates WHERE tenant = ?1 ORDER BY name, tag",
+        )?;
+        let rows = statement.query_map([tenant], |row| {
+            Ok(TemplateRow {
+                tenant: row.get(0)?,
+                name: row.get(1)?,
+                tag: row.get(2)?,
+                root: row.get(3)?,
+                recipe: row.get(4)?,
+                created_at: time(row.get(5)?),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Adds a sandbox and its first event in one transaction.
+    ///
+    /// # Errors
+    /// The name is taken, or SQLite failed.
+    pub fn add_sandbox(&self, row: &SandboxRow, event: &NewEvent<'_>) -> Result<(), IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let inserted = transaction.execute(
+            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+            params![
+                row.id, row.tenant, row.name, row.state.as_str(), row.state_reason, row.template, row.root, row.cpus,
+                row.memory_mib, row.env, row.labels, row.isolation, millis(row.created_at), row.started_at.map(millis), row.boot_id
+            ],
+        );
+        match inserted {
+            Err(error) if is_unique_violation(&error) => return Err(IndexError::NameTaken),
+            other => other?,
+        };
+        insert_event(&transaction, event)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Writes a state and its event in one transaction. `started_at` follows a change to running.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn set_state(&self, change: &StateChange<'_>, boot_id: &str, event: &NewEvent<'_>) -> Result<(), IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        transaction.execute(
+            "UPDATE sandboxes SET state = ?2, state_reason = ?3, isolation = coalesce(?4, isolation) WHERE id = ?1",
+            params![change.id, change.state.as_str(), change.reason, change.isolation],
+        )?;
+        if change.state == SandboxState::Running {
+            transaction.execute(
+                "UPDATE sandboxes SET started_at_ms = ?2, boot_id = ?3 WHERE id = ?1",
+                params![change.id, millis(SystemTime::now()), boot_id],
+            )?;
+        }
+        insert_event(&transaction, event)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Removes a sandbox's row and writes the event in one transaction.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn remove_sandbox(&self, id: &str, event: &NewEvent<'_>) -> Result<(), IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        transaction.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
+        insert_event(&transaction, event)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// All sandboxes of all tenants, oldest first.
+    ///
+    /// # Errors
+    /// SQLite failed, or a row is malformed.
+    pub fn sandboxes(&self) -> Result<Vec<SandboxRow>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(
+            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id
+             FROM sandboxes ORDER BY created_at_ms, id",
+        )?;
+        let rows = statement.query_map([], sandbox_row)?;
+        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state"))).collect()
+    }
+
+    /// Writes an event alone.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn add_event(&self, event: &NewEvent<'_>) -> Result<(), IndexError> {
+        insert_event(&self.lock(), event)
+    }
+
+    /// A tenant's events after `after`, oldest first, at most `limit`.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn events(&self, tenant: &str, after: u64, limit: u32) -> Result<Vec<EventRow>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(
+            "SELECT sequence, at_ms, kind, subject, detail FROM events WHERE tenant = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3",
+        )?;
+        let after = i64::try_from(after).unwrap_or(i64::MAX);
+        let rows = statement.query_map(params![tenant, after, limit], |row| {
+            Ok(EventRow {
+                sequence: row.get::<_, i64>(0)?.unsigned_abs(),
+                at: time(row.get(1)?),
+                kind: row.get(2)?,
+                subject: row.get(3)?,
+                detail: row.get(4)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// A value kept under a name; see [`Self::set_value`].
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn value(&self, name: &str) -> Result<Option<String>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached("SELECT value FROM settings WHERE name = ?1")?;
+        Ok(statement.query_row([name], |row| row.get(0)).optional()?)
+    }
+
+    /// Keeps a small value under a name.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn set_value(&self, name: &str, value: &str) -> Result<(), IndexError> {
+        self.lock().execute("INSERT OR REPLACE INTO settings (name, value) VALUES (?1, ?2)", [name, value])?;
+        Ok(())
+    }
+}
+
+fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
+    let Ok(state) = row.get::<_, String>(3)?.parse() else { return Ok(None) };
+    Ok(Some(SandboxRow {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        name: row.get(2)?,
+        state,
+        state_reason: row.get(4)?,
+        template: row.get(5)?,
+        root: row.get(6)?,
+        cpus: row.get(7)?,
+        memory_mib: row.get(8)?,
+        env: row.get(9)?,
+        labels: row.get(10)?,
+        isolation: row.get(11)?,
+        created_at: time(row.get(12)?),
+        started_at: row.get::<_, Option<i64>>(13)?.map(time),
+        boot_id: row.get(14)?,
+    }))
+}
+
+fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), IndexError> {
+    connection
+        .prepare_cached("INSERT INTO events (at_ms, tenant, kind, subject, detail) VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .execute(params![millis(SystemTime::now()), event.tenant, event.kind, event.subject, event.detail])?;
+    let newest = connection.last_insert_rowid();
+    let keep = i64::try_from(EVENTS_KEPT).unwrap_or(i64::MAX);
+    // Now and then, not each time: a delete writes pages too.
+    if newest > keep && newest % 1000 == 0 {
+        connection.execute("DELETE FROM events WHERE sequence <= ?1", [newest - keep])?;
+    }
+    Ok(())
+}
+
+fn migrate(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
+    let found: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found > SCHEMA_VERSION {
+        return Err(IndexError::Newer { path: path.to_path_buf(), found });
+    }
+    if found > 0 && found < SCHEMA_VERSION {
+        let mut backup = path.as_os_str().to_owned();
+        backup.push(format!(".schema-{found}"));
+        // A backup from an interrupted try is of the same version: it is made anew.
+        drop(std::fs::remove_file(&backup));
+        connection.execute("VACUUM INTO ?1", [backup.to_string_lossy()])?;
+    }
+    for version in found..SCHEMA_VERSION {
+        let transaction = connection.transaction()?;
+        transaction.execute_batch(MIGRATIONS[version as usize])?;
+        transaction.pragma_update(None, "user_version", version + 1)?;
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+fn is_unique_violation(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_UNIQUE)
+}
+
+fn millis(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn time(millis: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENT: NewEvent<'static> = NewEvent { tenant: "default", kind: "sandbox.created", subject: "s", detail: "" };
+
+    fn row(id: &str, name: Option<&str>) -> SandboxRow {
+        SandboxRow {
+            id: id.into(),
+            tenant: "default".into(),
+            name: name.map(Into::into),
+            state: SandboxState::Creating,
+            state_reason: None,
+            template: "base".into(),
+            root: "key".into(),
+            cpus: 1,
+            memory_mib: 512,
+            env: "{}".into(),
+            labels: "{}".into(),
+            isolation: "{}".into(),
+            created_at: UNIX_EPOCH + Duration::from_millis(5),
+            started_at: None,
+            boot_id: String::new(),
+        }
+    }
+
+    fn fresh() -> (tempfile::TempDir, Index) {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::open(&dir.path().join("pando.db")).unwrap();
+        (dir, index)
+    }
+
+    #[test]
+    fn rows_outlive_the_process() {
+        let (dir, index) = fresh();
+        index.add_sandbox(&row("a", Some("x")), &EVENT).unwrap();
+        let change = StateChange { id: "a", state: SandboxState::Running, reason: None, isolation: Some("{\"a\":1}") };
+        index.set_state(&change, "boot", &EVENT).unwrap();
+        drop(index);
+        let index = Index::open(&dir.path().join("pando.db")).unwrap();
+        let rows = index.sandboxes().unwrap();
+        assert_eq!((rows.len(), rows[0].state, rows[0].boot_id.as_str()), (1, SandboxState::Running, "boot"));
+        assert!(rows[0].started_at.is_some());
+        assert_eq!(index.events("default", 1, 10).unwrap().len(), 1);
+        assert!(index.events("other", 0, 10).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_name_is_free_again_after_removal() {
+        let (_dir, index) = fresh();
+        index.add_sandbox(&row("a", Some("x")), &EVENT).unwrap();
+        assert!(matches!(index.add_sandbox(&row("b", Some("x")), &EVENT), Err(IndexError::NameTaken)));
+        assert_eq!(index.events("default", 0, 10).unwrap().len(), 1, "the refused row left no event");
+        index.add_sandbox(&row("c", None), &EVENT).unwrap();
+        index.add_sandbox(&row("d", None), &EVENT).unwrap();
+        index.remove_sandbox("a", &EVENT).unwrap();
+        index.add_sandbox(&row("b", Some("x")), &EVENT).unwrap();
+    }
+
+    #[test]
+    fn a_newer_schema_is_refused_in_one_sentence() {
+        let (dir, index) = fresh();
+        index.lock().pragma_update(None, "user_version", SCHEMA_VERSION + 1).unwrap();
+        drop(index);
+        let path = dir.path().join("pando.db");
+        let error = Index::open(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("has schema {}, this Pando knows {SCHEMA_VERSION}", SCHEMA_VERSION + 1)), "{error}");
+    }
+
+    #[test]
+    fn keys_and_values_read_back() {
+        let (_dir, index) = fresh();
+        index.add_key(&[7; 32], "default", "admin").unwrap();
+        assert_eq!(index.keys().unwrap(), [([7; 32], "default".to_owned())]);
+        index.set_value("a", "1").unwrap();
+        index.set_value("a", "2").unwrap();
+        assert_eq!(index.value("a").unwrap().as_deref(), Some("2"));
+        assert_eq!(index.value("b").unwrap(), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! The manifest: what a snapshot is made of and what can run it.
+//!
+//! ```text
+//! PANDO-MANIFEST 1 <blake3 of the body, 64 hex digits>\n
+//! { JSON body }
+//! ```
+//! The magic, the format's own version and the checksum stand before the body, so a
+//! torn, foreign or newer file is named as such before anything in it is believed.
+
+use crate::layer::Layer;
+use serde::{Deserialize, Serialize};
+
+const MAGIC: &str = "PANDO-MANIFEST";
+const VERSION: &str = "1";
+
+/// Longest manifest that is read; a real one has a few KiB.
+pub(crate) const MAX_BYTES: u64 = 1 << 20;
+
+/// How far a guest had come when it was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SnapshotKind {
+    /// Root mounted, services up: new sandboxes start from it.
+    Ready,
+    /// Kernel and agent up, writable disk not opened: a disk that exists already starts from it.
+    PreMount,
+}
+
+/// What must be equal on the host that loads a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// VMM and full version.
+    pub vmm: String,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+    /// CPU model as the VMM names it.
+    pub cpu_model: String,
+    /// The host's TSC rate that the guest was told, in kHz; 0 where it is not told.
+    pub tsc_khz: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Version of the device set.
+    pub devices: u32,
+    /// BLAKE3 of the kernel.
+    pub kernel: String,
+    /// BLAKE3 of the initrd, agent included.
+    pub initrd: String,
+}
+
+impl Machine {
+    /// The fields in which two machines differ, as `field: ours, theirs`.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let pairs = [
+            ("vmm", self.vmm.clone(), other.vmm.clone()),
+            ("accelerator", self.accelerator.clone(), other.accelerator.clone()),
+            ("CPU model", self.cpu_model.clone(), other.cpu_model.clone()),
+            ("TSC rate in kHz", self.tsc_khz.to_string(), other.tsc_khz.to_string()),
+            ("CPUs", self.cpus.to_string(), other.cpus.to_string()),
+            ("memory in MiB", self.memory_mib.to_string(), other.memory_mib.to_string()),
+            ("device set", self.devices.to_string(), other.devices.to_string()),
+            ("kernel", self.kernel.clone(), other.kernel.clone()),
+            ("initrd", self.initrd.clone(), other.initrd.clone()),
+        ];
+        pairs
+            .into_iter()
+            .filter(|(_, ours, theirs)| ours != theirs)
+            .map(|(field, ours, theirs)| format!("{field}: {ours}, not {theirs}"))
+            .collect()
+    }
+}
+
+/// A snapshot's description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// How far the guest had come.
+    pub kind: SnapshotKind,
+    /// What can run it.
+    pub machine: Machine,
+    /// When it was written, milliseconds since the Unix epoch.
+    pub created_at_ms: u64,
+    /// The read-only root image, by its BLAKE3; it is shared and lives elsewhere.
+    pub root: String,
+    /// The writable disk's chain, base first.
+    pub disks: Vec<Layer>,
+    /// Guest memory, as long as the memory is.
+    pub memory: Layer,
+    /// The VMM's device state.
+    pub device_state: Layer,
+    /// The channel was quiet at a freeze barrier; otherwise a child must resynchronise.
+    pub clean_barrier: bool,
+}
+
+/// A manifest that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// No manifest at all.
+    #[error("not a Pando manifest")]
+    Foreign,
+    /// Written by another version of the format.
+    #[error("the manifest has version {0}, this program reads version 1")]
+    Version(String),
+    /// Torn or changed.
+    #[error("the manifest's checksum does not match")]
+    Checksum,
+    /// Well-formed outside, not inside.
+    #[error("the manifest's body is malformed")]
+    Body(#[source] serde_json::Error),
+    /// A file name that is a path.
+    #[error("the manifest names `{0}`, which is not a plain file name")]
+    FileName(String),
+}
+
+impl Manifest {
+    /// The file's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let body = serde_json::to_string_pretty(self).expect("a manifest has only plain fields");
+        let checksum = blake3::hash(body.as_bytes()).to_hex();
+        format!("{MAGIC} {VERSION} {checksum}\n{body}").into_bytes()
+    }
+
+    /// Reads a file's bytes.
+    ///
+    /// # Errors
+    /// Says what is wrong, before anything of the body is used.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let text = std::str::from_utf8(bytes).map_err(|_| ManifestError::Foreign)?;
+        let (head, body) = text.split_once('\n').ok_or(ManifestError::Foreign)?;
+        let mut words = head.split(' ');
+        if words.next() != Some(MAGIC) {
+            return Err(ManifestError::Foreign);
+        }
+        let version = words.next().ok_or(ManifestError::Foreign)?;
+        if version != VERSION {
+            return Err(ManifestError::Version(version.chars().take(20).collect()));
+        }
+        if words.next() != Some(blake3::hash(body.as_bytes()).to_hex().as_str()) {
+            return Err(ManifestError::Checksum);
+        }
+        let manifest: Self = serde_json::from_str(body).map_err(ManifestError::Body)?;
+        manifest.check_names()?;
+        Ok(manifest)
+    }
+
+    /// Every layer the manifest names.
+    pub fn layers(&self) -> impl Iterator<Item = &Layer> {
+        self.disks.iter().chain([&self.memory, &self.device_state])
+    }
+
+    fn check_names(&self) -> Result<(), ManifestError> {
+        let plain = |name: &str| {
+            !name.is_empty()
+                && !name.starts_with('.')
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        };
+        match self.layers().find(|layer| !plain(&layer.file)) {
+            Some(layer) => Err(ManifestError::FileName(layer.file.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn sample() -> Manifest {
+        let layer = |file: &str| Layer { file: file.into(), length: 3, blake3: "0".repeat(64) };
+        Manifest {
+            kind: SnapshotKind::Ready,
+            machine: Machine {
+                vmm: "qemu 10.0.2".into(),
+                accelerator: "tcg".into(),
+                cpu_model: "max".into(),
+                tsc_khz: 2_000_000,
+                cpus: 1,
+                memory_mib: 512,
+                devices: 1,
+                kernel: "k".into(),
+                initrd: "i".into(),
+            },
+            created_at_ms: 1,
+            root: "r".into(),
+            disks: vec![layer("disk.0"), layer("disk.1")],
+            memory: layer("memory"),
+            device_state: layer("device-state"),
+            clean_barrier: true,
+        }
+    }
+
+    #[test]
+    fn a_manifest_reads_back_as_written() {
+        assert_eq!(Manifest::decode(&sample().encode()).unwrap(), sample());
+    }
+
+    #[test]
+    fn a_newer_format_is_named() {
+        let text = String::from_utf8(sample().encode()).unwrap().replacen(" 1 ", " 2 ", 1);
+        let error = Manifest::decode(text.as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), "the manifest has version 2, this program reads version 1");
+    }
+
+    #[test]
+    fn a_layer_may_not_be_a_path() {
+        let mut manifest = sample();
+        manifest.memory.file = "../memory".into();
+        assert!(matches!(Manifest::decode(&manifest.encode()), Err(ManifestError::FileName(_))));
+    }
+
+    #[test]
+    fn differences_name_both_sides() {
+        let mut other = sample().machine;
+        other.memory_mib = 1024;
+        assert_eq!(sample().machine.differences(&other), ["memory in MiB: 512, not 1024"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_changed_byte_is_found(position in 0usize..900, flip in 1u8..) {
+            let mut bytes = sample().encode();
+            let position = position % bytes.len();
+            bytes[position] ^= flip;
+            prop_assert!(Manifest::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
+            prop_assert!(Manifest::decode(&bytes).is_err());
+        }
+    }
+}

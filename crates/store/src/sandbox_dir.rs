@@ -1,0 +1,160 @@
+//! One directory per sandbox, and in it the slot: all that its VMM may see.
+
+use crate::fault;
+use pando_types::SandboxId;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Name of the slot directory in a sandbox's directory.
+pub const SLOT: &str = "slot";
+
+/// The directory that holds one directory per sandbox.
+#[derive(Clone, Debug)]
+pub struct SandboxDirs {
+    dir: PathBuf,
+}
+
+/// One sandbox's directory.
+#[derive(Clone, Debug)]
+pub struct SandboxDir {
+    dir: PathBuf,
+}
+
+impl SandboxDirs {
+    /// Opens the directory, makes it if it is missing. Others may pass through it
+    /// (a sandbox's own account must reach its own directory) but not list it.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o711).create(dir)?;
+        Ok(Self { dir: dir.to_path_buf() })
+    }
+
+    /// The directory of `id`, whether or not it is there.
+    pub fn get(&self, id: &SandboxId) -> SandboxDir {
+        SandboxDir { dir: self.dir.join(id.as_str()) }
+    }
+
+    /// Makes the directory of a new sandbox, with an empty slot.
+    ///
+    /// # Errors
+    /// It exists or cannot be made.
+    pub fn create(&self, id: &SandboxId) -> io::Result<SandboxDir> {
+        let made = self.get(id);
+        let builder = |path: &Path| DirBuilder::new().mode(0o700).create(path);
+        builder(&made.dir)?;
+        builder(&made.slot())?;
+        fault::point("sandbox.dir_made");
+        Ok(made)
+    }
+
+    /// Ids of all directories that are there; other files are passed over.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> io::Result<Vec<SandboxId>> {
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            if let Ok(id) = entry?.file_name().to_string_lossy().parse() {
+                ids.push(id);
+            }
+        }
+        Ok(ids)
+    }
+}
+
+impl SandboxDir {
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the VMM's files are.
+    pub fn slot(&self) -> PathBuf {
+        self.dir.join(SLOT)
+    }
+
+    /// The shim's description of what to run.
+    pub fn spec(&self) -> PathBuf {
+        self.dir.join("spec.json")
+    }
+
+    /// The shim's listening socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("shim.sock")
+    }
+
+    /// The shim's log.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("shim.log")
+    }
+
+    /// The guest's serial console, the last part of it.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// Puts a published layer into the slot under `name`: a hard link, so that the inode
+    /// stays the daemon's and read-only; a copy where the cache is on another file system.
+    ///
+    /// # Errors
+    /// Neither can be made.
+    pub fn link(&self, layer: &Path, name: &str) -> io::Result<()> {
+        let target = self.slot().join(name);
+        match fs::hard_link(layer, &target) {
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                let (from, to) = (fs::File::open(layer)?, fs::File::create_new(&target)?);
+                pando_sys::file::share_or_copy(&from, &to)?;
+                to.set_permissions(fs::Permissions::from_mode(0o444))
+            }
+            other => other,
+        }
+    }
+
+    /// Removes a file of the slot; that it is not there is fine.
+    ///
+    /// # Errors
+    /// It is there and stays.
+    pub fn unlink(&self, name: &str) -> io::Result<()> {
+        match fs::remove_file(self.slot().join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes everything; that it is not there is fine.
+    ///
+    /// # Errors
+    /// Something stays.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_dir_all(&self.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt as _;
+
+    #[test]
+    fn a_linked_layer_is_the_same_inode() {
+        let dir = tempfile::tempdir().unwrap();
+        let layer = dir.path().join("layer");
+        fs::write(&layer, "x").unwrap();
+        let dirs = SandboxDirs::open(&dir.path().join("sandboxes")).unwrap();
+        let id = SandboxId::from_random([1; 19]);
+        let made = dirs.create(&id).unwrap();
+        made.link(&layer, "disk.0").unwrap();
+        assert_eq!(fs::metadata(made.slot().join("disk.0")).unwrap().ino(), fs::metadata(&layer).unwrap().ino());
+        assert_eq!(dirs.list().unwrap(), [id]);
+        made.remove().unwrap();
+        made.remove().unwrap();
+        assert!(dirs.list().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,348 @@
+//! Directories of snapshots: staged under a temporary name, published whole.
+
+use crate::fault;
+use crate::layer::{Layer, LayerError, allocated_bytes};
+use crate::manifest::{self, Manifest, ManifestError};
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+const MANIFEST: &str = "manifest";
+
+/// Prefix of directories that are not published; a key never begins with a dot.
+const STAGING: &str = ".staging-";
+
+/// Why a snapshot cannot be kept or used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file system refused.
+    #[error("cannot {action} `{path}`")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The manifest is not usable.
+    #[error("snapshot `{0}` cannot be used")]
+    Manifest(String, #[source] ManifestError),
+    /// A layer is not usable.
+    #[error("snapshot `{0}` cannot be used")]
+    Layer(String, #[source] LayerError),
+    /// A key that is not a plain file name.
+    #[error("`{0}` cannot name a snapshot")]
+    Key(String),
+}
+
+impl StoreError {
+    /// Whether the file system is full.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull)
+    }
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_path_buf();
+    move |source| StoreError::Io { action, path, source }
+}
+
+/// A directory of published snapshots.
+#[derive(Clone, Debug)]
+pub struct Snapshots {
+    dir: PathBuf,
+}
+
+/// A published snapshot: its files never change.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Where its layers are.
+    pub dir: PathBuf,
+    /// What it is.
+    pub manifest: Manifest,
+}
+
+/// A snapshot being written; dropped unpublished, it leaves nothing.
+#[derive(Debug)]
+pub struct Staging {
+    dir: PathBuf,
+    published: bool,
+}
+
+impl Snapshots {
+    /// Opens the directory, makes it if it is missing, and removes what a crash left half-written.
+    ///
+    /// A staging directory belongs to the process whose id is in its name; those of
+    /// living processes stay, since daemons may share a cache.
+    ///
+    /// # Errors
+    /// The directory cannot be made or read.
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
+        fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+        for entry in fs::read_dir(dir).map_err(io_error("read", dir))? {
+            let entry = entry.map_err(io_error("read", dir))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let path = entry.path();
+            if abandoned(&name) || !(name.starts_with('.') || path.join(MANIFEST).exists()) {
+                fs::remove_dir_all(&path).map_err(io_error("remove", &path))?;
+            }
+        }
+        Ok(Self { dir: dir.to_path_buf() })
+    }
+
+    /// Begins a snapshot. `unique` distinguishes those of one process.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn stage(&self, unique: &str) -> Result<Staging, StoreError> {
+        let dir = self.dir.join(format!("{STAGING}{}-{unique}", std::process::id()));
+        fs::create_dir(&dir).map_err(io_error("create", &dir))?;
+        Ok(Staging { dir, published: false })
+    }
+
+    /// Makes a staged snapshot permanent under `key`; if another got there first, that one stays.
+    ///
+    /// # Errors
+    /// A file cannot be written or synced; nothing is published then.
+    pub fn publish(&self, mut staging: Staging, key: &str, manifest: &Manifest) -> Result<Snapshot, StoreError> {
+        let target = self.path(key)?;
+        for layer in manifest.layers() {
+            seal(&staging.dir.join(&layer.file))?;
+        }
+        fault::point("snapshot.layers_written");
+        let path = staging.dir.join(MANIFEST);
+        let mut file = File::create_new(&path).map_err(io_error("create", &path))?;
+        file.write_all(&manifest.encode()).map_err(io_error("write", &path))?;
+        drop(file);
+        seal(&path)?;
+        fault::point("snapshot.manifest_written");
+        sync_dir(&staging.dir)?;
+        fault::point("snapshot.before_rename");
+        match fs::rename(&staging.dir, &target) {
+            Ok(()) => staging.published = true,
+            Err(_) if target.join(MANIFEST).exists() => return self.get(key)?.ok_or_else(|| StoreError::Key(key.to_owned())),
+            Err(source) => return Err(StoreError::Io { action: "rename to", path: target, source }),
+        }
+        fault::point("snapshot.after_rename");
+        sync_dir(&self.dir)?;
+        Ok(Snapshot { dir: target, manifest: manifest.clone() })
+    }
+
+    /// The snapshot under `key`, if there is one; its layers' lengths are checked.
+    ///
+    /// # Errors
+    /// It is there but cannot be used.
+    pub fn get(&self, key: &str) -> Result<Option<Snapshot>, StoreError> {
+        let dir = self.path(key)?;
+        let path = dir.join(MANIFEST);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(StoreError::Io { action: "open", path, source }),
+        };
+        let mut bytes = Vec::new();
+        file.take(manifest::MAX_BYTES).read_to_end(&mut bytes).map_err(io_error("read", &path))?;
+        let manifest = Manifest::decode(&bytes).map_err(|error| StoreError::Manifest(key.to_owned(), error))?;
+        for layer in manifest.layers() {
+            layer.check_length(&dir).map_err(|error| StoreError::Layer(key.to_owned(), error))?;
+        }
+        Ok(Some(Snapshot { dir, manifest }))
+    }
+
+    /// The keys of all published snapshots.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn keys(&self) -> Result<Vec<String>, StoreError> {
+        let entries = fs::read_dir(&self.dir).map_err(io_error("read", &self.dir))?;
+        let mut keys = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(io_error("read", &self.dir))?.file_name().to_string_lossy().into_owned();
+            if !name.starts_with('.') {
+                keys.push(name);
+            }
+        }
+        keys.sort();
+        Ok(keys)
+    }
+
+    /// Removes a snapshot. What sandboxes linked from it stays theirs.
+    ///
+    /// # Errors
+    /// The directory cannot be removed.
+    pub fn remove(&self, key: &str) -> Result<(), StoreError> {
+        let dir = self.path(key)?;
+        // The manifest goes first: a crash in between leaves what `open` sweeps.
+        for path in [dir.join(MANIFEST)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(error)),
+                _ => {}
+            }
+        }
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", &dir)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn path(&self, key: &str) -> Result<PathBuf, StoreError> {
+        let plain = !key.is_empty() && key.len() <= 128 && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if plain { Ok(self.dir.join(key)) } else { Err(StoreError::Key(key.to_owned())) }
+    }
+}
+
+impl Snapshot {
+    /// Reads every layer and compares checksums.
+    ///
+    /// # Errors
+    /// Names the first layer that differs.
+    pub fn verify(&self) -> Result<(), LayerError> {
+        self.manifest.layers().try_for_each(|layer| layer.verify(&self.dir))
+    }
+
+    /// Bytes its files take on disk.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        allocated_bytes(&self.dir)
+    }
+}
+
+impl Staging {
+    /// Where to write the layers.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Makes an inode of our own from a file that a jail could write (a reflink where the
+    /// file system has them, else a copy), and describes what is in that inode.
+    ///
+    /// # Errors
+    /// It cannot be read, written or hashed.
+    pub fn adopt(&self, source: &Path, name: &str) -> Result<Layer, StoreError> {
+        let target = self.dir.join(name);
+        let from = File::open(source).map_err(io_error("open", source))?;
+        let to = File::options().read(true).write(true).create_new(true).open(&target).map_err(io_error("create", &target))?;
+        pando_sys::file::share_or_copy(&from, &to).map_err(io_error("write", &target))?;
+        Layer::describe(&self.dir, name).map_err(|error| StoreError::Layer(name.to_owned(), error))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published {
+            // What stays behind is swept at the next start.
+            drop(fs::remove_dir_all(&self.dir));
+        }
+    }
+}
+
+/// Whether `name` is a staging directory whose process is gone.
+fn abandoned(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(STAGING) else { return false };
+    let process = rest.split('-').next().unwrap_or_default();
+    process.parse::<u32>().map_or(true, |process| {
+        process == std::process::id() || !Path::new("/proc").join(process.to_string()).exists()
+    })
+}
+
+/// Makes a file's content durable and its inode read-only.
+fn seal(path: &Path) -> Result<(), StoreError> {
+    let file = File::open(path).map_err(io_error("open", path))?;
+    file.set_permissions(Permissions::from_mode(0o444)).map_err(io_error("seal", path))?;
+    file.sync_all().map_err(io_error("sync", path))
+}
+
+fn sync_dir(dir: &Path) -> Result<(), StoreError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staged(snapshots: &Snapshots, unique: &str) -> (Staging, Manifest) {
+        let staging = snapshots.stage(unique).unwrap();
+        let mut manifest = manifest::tests::sample();
+        for file in ["disk.0", "disk.1", "memory", "device-state"] {
+            fs::write(staging.dir().join(file), file).unwrap();
+        }
+        let describe = |file: &str| Layer::describe(staging.dir(), file).unwrap();
+        manifest.disks = vec![describe("disk.0"), describe("disk.1")];
+        manifest.memory = describe("memory");
+        manifest.device_state = describe("device-state");
+        (staging, manifest)
+    }
+
+    #[test]
+    fn a_published_snapshot_is_found_and_sealed() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let (staging, manifest) = staged(&snapshots, "a");
+        snapshots.publish(staging, "key", &manifest).unwrap();
+        let found = Snapshots::open(dir.path()).unwrap().get("key").unwrap().unwrap();
+        found.verify().unwrap();
+        assert_eq!(found.manifest, manifest);
+        assert_eq!(fs::metadata(found.dir.join("memory")).unwrap().permissions().mode() & 0o777, 0o444);
+        assert_eq!(snapshots.keys().unwrap(), ["key"]);
+    }
+
+    #[test]
+    fn what_was_not_published_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let (staging, _) = staged(&snapshots, "a");
+        std::mem::forget(staging);
+        fs::create_dir(dir.path().join("no-manifest")).unwrap();
+        let living = dir.path().join(format!("{STAGING}1-b"));
+        fs::create_dir(&living).unwrap();
+        Snapshots::open(dir.path()).unwrap();
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [living]);
+    }
+
+    #[test]
+    fn a_dropped_staging_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        drop(staged(&snapshots, "a"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_first_publisher_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let (first, manifest) = staged(&snapshots, "a");
+        let (second, mut other) = staged(&snapshots, "b");
+        other.created_at_ms = 99;
+        snapshots.publish(first, "key", &manifest).unwrap();
+        assert_eq!(snapshots.publish(second, "key", &other).unwrap().manifest, manifest);
+    }
+
+    #[test]
+    fn a_changed_layer_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let (staging, manifest) = staged(&snapshots, "a");
+        let snapshot = snapshots.publish(staging, "key", &manifest).unwrap();
+        let path = snapshot.dir.join("memory");
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        fs::write(&path, "Memory").unwrap();
+        assert!(snapshot.verify().unwrap_err().to_string().contains("memory` is corrupt"));
+        fs::write(&path, "short").unwrap();
+        assert!(matches!(snapshots.get("key"), Err(StoreError::Layer(_, LayerError::Length { .. }))));
+    }
+
+    #[test]
+    fn a_key_is_never_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        for key in ["", "..", "a/b", "."] {
+            assert!(matches!(snapshots.get(key), Err(StoreError::Key(_))), "{key}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Whole files: shared copies, sparse copies, holes, durable names.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+/// Bytes looked at in one piece when holes are made: the block size below
+/// which no common file system frees anything.
+const HOLE_BYTES: usize = 4096;
+
+/// Bytes read at once when holes are made.
+const SCAN_BYTES: usize = 1 << 20;
+
+/// Largest piece of one `copy_file_range`, so that a long copy can be interrupted.
+const COPY_BYTES: u64 = 64 << 20;
+
+/// How a file was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// The copy shares all blocks with the source until either is written.
+    Shared,
+    /// This many bytes of data were copied; holes stayed holes.
+    Data(u64),
+}
+
+/// Makes `target`, an empty file, equal to `source`: by sharing its blocks where
+/// the file system can, else by copying its data and keeping its holes.
+///
+/// # Errors
+/// When a file cannot be read or written; `target` may then hold anything.
+pub fn share_or_copy(source: &File, target: &File) -> io::Result<Copied> {
+    match rustix::fs::ioctl_ficlone(target, source) {
+        Ok(()) => Ok(Copied::Shared),
+        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {
+            copy_sparse(source, target).map(Copied::Data)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn copy_sparse(source: &File, target: &File) -> io::Result<u64> {
+    target.set_len(source.metadata()?.len())?;
+    let mut copied = 0;
+    for_each_data_extent(source, |start, end| {
+        copied += end - start;
+        copy_range(source, target, start, end)
+    })?;
+    Ok(copied)
+}
+
+fn copy_range(source: &File, target: &File, start: u64, end: u64) -> io::Result<()> {
+    let (mut from, mut to) = (start, start);
+    while from < end {
+        let piece = (end - from).min(COPY_BYTES) as usize;
+        match rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), piece) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                return copy_by_hand(source, target, from, end);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(source: &File, target: &File, mut at: u64, end: u64) -> io::Result<()> {
+    let mut buffer = vec![0; SCAN_BYTES];
+    while at < end {
+        let piece = (end - at).min(SCAN_BYTES as u64) as usize;
+        source.read_exact_at(&mut buffer[..piece], at)?;
+        target.write_all_at(&buffer[..piece], at)?;
+        at += piece as u64;
+    }
+    Ok(())
+}
+
+/// Calls `visit(start, end)` for each stretch of the file that is not a hole.
+fn for_each_data_extent(
+    file: &File,
+    mut visit: impl FnMut(u64, u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    let mut at = 0;
+    while at < length {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(length);
+        if end <= start {
+            return Ok(());
+        }
+        visit(start, end)?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// Turns every block of zeros into a hole; returns the bytes that were freed.
+/// What the file reads as does not change. Nobody may write it meanwhile.
+///
+/// # Errors
+/// When the file cannot be read, or the file system cannot make holes.
+pub fn punch_zeros(file: &File) -> io::Result<u64> {
+    let mut extents = Vec::new();
+    for_each_data_extent(file, |start, end| {
+        extents.push((start, end));
+        Ok(())
+    })?;
+    let mut buffer = vec![0; SCAN_BYTES];
+    let mut freed = 0;
+    for (start, end) in extents {
+        let mut at = start;
+        while at < end {
+            let piece = (end - at).min(SCAN_BYTES as u64) as usize;
+            file.read_exact_at(&mut buffer[..piece], at)?;
+            freed += punch_runs(file, at, &buffer[..piece])?;
+            at += piece as u64;
+        }
+    }
+    Ok(freed)
+}
+
+/// Punches the runs of zero blocks in `bytes`, which stand at `offset`.
+fn punch_runs(file: &File, offset: u64, bytes: &[u8]) -> io::Result<u64> {
+    let mut freed = 0;
+    let mut run: Option<(u64, u64)> = None;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let mut flush = |run: &mut Option<(u64, u64)>| -> io::Result<()> {
+        if let Some((start, length)) = run.take() {
+            rustix::fs::fallocate(file, flags, start, length)?;
+            freed += length;
+        }
+        Ok(())
+    };
+    for (index, block) in bytes.chunks(HOLE_BYTES).enumerate() {
+        let at = offset + (index * HOLE_BYTES) as u64;
+        if block.len() == HOLE_BYTES && is_zero(block) {
+            let (start, length) = run.unwrap_or((at, 0));
+            run = Some((start, length + HOLE_BYTES as u64));
+        } else {
+            flush(&mut run)?;
+        }
+    }
+    flush(&mut run)?;
+    Ok(freed)
+}
+
+/// Whether all bytes are zero. Compared in words, which the compiler vectorises.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<16>();
+    words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
+}
+
+/// Bytes that the file takes on disk, holes not counted.
+///
+/// # Errors
+/// When the file cannot be examined.
+pub fn allocated_bytes(path: &Path) -> io::Result<u64> {
+    const STAT_BLOCK_BYTES: u64 = 512;
+    Ok(std::fs::metadata(path)?.blocks() * STAT_BLOCK_BYTES)
+}
+
+/// Makes what was created, renamed or removed in a directory survive power loss.
+///
+/// # Errors
+/// When the directory cannot be opened or synced.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sparse_file() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        file.write_all_at(&[7; 10_000], 3 << 20).unwrap();
+        file.write_all_at(b"end", (8 << 20) - 3).unwrap();
+        file
+    }
+
+    fn contents(file: &File) -> Vec<u8> {
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_copy_is_equal_and_keeps_its_holes() {
+        let source = sparse_file();
+        let target = tempfile::tempfile().unwrap();
+        share_or_copy(&source, &target).unwrap();
+        assert_eq!(contents(&source), contents(&target));
+        assert!(target.metadata().unwrap().blocks() * 512 < 1 << 20);
+    }
+
+    #[test]
+    fn the_slow_way_copies_the_same() {
+        let source = sparse_file();
+        let target = tempfile::tempfile().unwrap();
+        target.set_len(8 << 20).unwrap();
+        copy_by_hand(&source, &target, 0, 8 << 20).unwrap();
+        assert_eq!(contents(&source), contents(&target));
+    }
+
+    #[test]
+    fn zeros_become_holes_and_the_contents_stay() {
+        let file = tempfile::tempfile().unwrap();
+        let mut bytes = vec![0; (3 << 20) + 100];
+        bytes[5_000] = 1;
+        bytes[(1 << 20) - 1] = 2;
+        *bytes.last_mut().unwrap() = 3;
+        file.write_all_at(&bytes, 0).unwrap();
+        let freed = punch_zeros(&file).unwrap();
+        assert!(freed > 2 << 20, "{freed}");
+        assert_eq!(contents(&file), bytes);
+        assert_eq!(punch_zeros(&file).unwrap(), 0);
+    }
+
+    #[test]
+    fn an_empty_file_copies_to_an_empty_file() {
+        let (source, target) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        share_or_copy(&source, &target).unwrap();
+        assert_eq!(target.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn one_bit_anywhere_is_not_zero() {
+        assert!(is_zero(&[0; 4096]));
+        assert!(is_zero(&[]));
+        for position in [0, 15, 16, 30, 31] {
+            let mut bytes = [0; 31 + 1];
+            bytes[position] = 1;
+            assert!(!is_zero(&bytes));
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! What a process may still do once it is confined: files ([`landlock`]) and
+//! system calls ([`seccomp`]).
+//!
+//! Both are prepared in the parent, where they may allocate and fail with a
+//! reason, and applied by [`crate::spawn`] between fork and exec.
+
+pub mod landlock;
+pub mod seccomp;

@@ -1,0 +1,197 @@
+//! Which pages of a private file mapping are no longer the file's.
+//!
+//! A page is private when it is present or swapped out, and not the file's.
+//! "Present and not the file's" alone would silently lose pages that the host
+//! has swapped out.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use super::maps::Mapping;
+use super::{PAGE_BYTES, PageRange};
+
+/// Bit of a `pagemap` entry: the page is in memory.
+const PRESENT: u64 = 1 << 63;
+/// Bit of a `pagemap` entry: the page is in swap.
+const SWAPPED: u64 = 1 << 62;
+/// Bit of a `pagemap` entry: the page is the file's or shared.
+const FILE_OR_SHARED: u64 = 1 << 61;
+
+/// Entries of `pagemap` read at once: 512 KiB, which covers 256 MiB of guest memory.
+const ENTRIES_PER_READ: usize = 64 << 10;
+
+/// Ranges that one `PAGEMAP_SCAN` returns before it is called again.
+const RANGES_PER_SCAN: usize = 4096;
+
+/// Appends the private pages of the mapping to `ranges`.
+pub(super) fn private_ranges(
+    pagemap: &File,
+    mapping: &Mapping,
+    ranges: &mut Vec<PageRange>,
+) -> io::Result<()> {
+    let before = ranges.len();
+    match scan(pagemap, mapping, ranges) {
+        Ok(()) => Ok(()),
+        // Kernels before 6.7 do not know the call.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+            ranges.truncate(before);
+            read_bits(pagemap, mapping, ranges)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// `struct page_region` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `struct pm_scan_arg` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vector: u64,
+    vector_length: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_any_of: u64,
+    return_mask: u64,
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::c_ulong = (3 << 30)
+    | ((size_of::<ScanArgument>() as libc::c_ulong) << 16)
+    | ((b'f' as libc::c_ulong) << 8)
+    | 16;
+const CATEGORY_FILE: u64 = 1 << 2;
+const CATEGORY_PRESENT: u64 = 1 << 3;
+const CATEGORY_SWAPPED: u64 = 1 << 4;
+
+fn scan(pagemap: &File, mapping: &Mapping, ranges: &mut Vec<PageRange>) -> io::Result<()> {
+    let mut regions = vec![Region::default(); RANGES_PER_SCAN];
+    let mut start = mapping.start;
+    while start < mapping.end {
+        let mut argument = ScanArgument {
+            size: size_of::<ScanArgument>() as u64,
+            start,
+            end: mapping.end,
+            vector: regions.as_mut_ptr() as u64,
+            vector_length: regions.len() as u64,
+            category_inverted: CATEGORY_FILE,
+            category_mask: CATEGORY_FILE,
+            category_any_of: CATEGORY_PRESENT | CATEGORY_SWAPPED,
+            // Nothing else about the pages is of interest, so neighbours merge.
+            return_mask: CATEGORY_FILE,
+            ..ScanArgument::default()
+        };
+        // SAFETY: `argument` is the kernel's structure with its size in it;
+        // `vector` and `vector_length` describe `regions`, which outlives the call.
+        let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
+        let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
+        for region in regions.iter().take(found) {
+            push(ranges, mapping, region.start, region.end);
+        }
+        if argument.walk_end <= start {
+            return Err(io::Error::other("PAGEMAP_SCAN did not advance"));
+        }
+        start = argument.walk_end;
+    }
+    Ok(())
+}
+
+fn read_bits(pagemap: &File, mapping: &Mapping, ranges: &mut Vec<PageRange>) -> io::Result<()> {
+    let mut entries = vec![0; ENTRIES_PER_READ * size_of::<u64>()];
+    let mut start = mapping.start;
+    while start < mapping.end {
+        let pages = ((mapping.end - start) / PAGE_BYTES).min(ENTRIES_PER_READ as u64);
+        let buffer = &mut entries[..pages as usize * size_of::<u64>()];
+        pagemap.read_exact_at(buffer, start / PAGE_BYTES * size_of::<u64>() as u64)?;
+        for entry in buffer.as_chunks::<8>().0 {
+            if is_private(u64::from_ne_bytes(*entry)) {
+                push(ranges, mapping, start, start + PAGE_BYTES);
+            }
+            start += PAGE_BYTES;
+        }
+    }
+    Ok(())
+}
+
+fn is_private(entry: u64) -> bool {
+    entry & (PRESENT | SWAPPED) != 0 && entry & FILE_OR_SHARED == 0
+}
+
+/// Adds `start..end`, merged with the range before where they touch.
+fn push(ranges: &mut Vec<PageRange>, mapping: &Mapping, start: u64, end: u64) {
+    let file_offset = mapping.file_offset + (start - mapping.start);
+    if let Some(last) = ranges.last_mut()
+        && last.address + last.bytes == start
+        && last.file_offset + last.bytes == file_offset
+    {
+        last.bytes += end - start;
+        return;
+    }
+    ranges.push(PageRange {
+        address: start,
+        file_offset,
+        bytes: end - start,
+    });
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The portable way alone, for comparison with what the kernel's scan finds.
+    pub(in crate::memory) fn by_bits(pagemap: &File, mapping: &Mapping) -> Vec<PageRange> {
+        let mut ranges = Vec::new();
+        read_bits(pagemap, mapping, &mut ranges).unwrap();
+        ranges
+    }
+
+    #[test]
+    fn a_page_in_swap_is_private_and_one_of_the_file_is_not() {
+        assert!(is_private(PRESENT));
+        assert!(is_private(SWAPPED));
+        assert!(!is_private(0));
+        assert!(!is_private(PRESENT | FILE_OR_SHARED));
+        assert!(!is_private(SWAPPED | FILE_OR_SHARED));
+    }
+
+    #[test]
+    fn neighbours_merge_and_others_do_not() {
+        let mapping = Mapping {
+            start: 0x10000,
+            end: 0x20000,
+            file_offset: 0x5000,
+        };
+        let mut ranges = Vec::new();
+        push(&mut ranges, &mapping, 0x10000, 0x11000);
+        push(&mut ranges, &mapping, 0x11000, 0x12000);
+        push(&mut ranges, &mapping, 0x13000, 0x14000);
+        let expected = [
+            PageRange {
+                address: 0x10000,
+                file_offset: 0x5000,
+                bytes: 0x2000,
+            },
+            PageRange {
+                address: 0x13000,
+                file_offset: 0x8000,
+                bytes: 0x1000,
+            },
+        ];
+        assert_eq!(ranges, expected);
+    }
+}
