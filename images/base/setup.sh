@@ -10,6 +10,8 @@
 # Out: ROOT/.pando/root.erofs       the image
 #      ROOT/.pando/boot.tar         vmlinuz, kernel-release, modules/
 set -eu
+# The folder this was started in may be closed to a namespace's root.
+cd /
 root=$1
 work=$root/.pando
 
@@ -85,8 +87,9 @@ forget_the_build() {
         "$root"/etc/passwd- "$root"/etc/group- "$root"/etc/shadow- "$root"/etc/gshadow- \
         "$root"/etc/subuid- "$root"/etc/subgid- "$root"/etc/.pwd.lock \
         "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/0000* \
-        "$root"/etc/apt/apt.conf.d/*mmdebstrap "$root"/etc/dpkg/dpkg.cfg.d/99mmdebstrap \
+        "$root"/etc/apt/apt.conf.d/99mmdebstrap "$root"/etc/dpkg/dpkg.cfg.d/99mmdebstrap \
         "$root"/usr/sbin/policy-rc.d
+    chroot "$root" install -d -m 0700 -o _apt /var/lib/apt/lists/partial
     find "$root/var/log" -type f -delete
     # Empty, so that each sandbox writes its own.
     : > "$root/etc/machine-id"
@@ -100,11 +103,13 @@ forget_the_build() {
 # rather than 243. Times of files are kept: Python takes a `.pyc` for stale
 # when its source's time is not the recorded one, and `pip` then took 9 s to
 # start rather than 2.5. No extended attributes: no package here has any, and
-# in a user namespace they would be the namespace's own.
+# in a user namespace they would be the namespace's own. mmdebstrap removes its
+# 00mmdebstrap itself, and fails if that is gone.
 pack_root() {
     env --unset=SOURCE_DATE_EPOCH mkfs.erofs --quiet --preserve-mtime -x-1 \
         -zlz4 -C16384 -U 70616e64-6f00-4000-8000-000000000001 \
-        --exclude-regex='^(dev|proc|sys|run|tmp|\.pando)/.*' --exclude-regex='^\.pando$' \
+        --exclude-regex='^(dev|proc|sys|run|tmp)/.*' --exclude-regex='^\.pando$' \
+        --exclude-path=etc/apt/apt.conf.d/00mmdebstrap \
         "$work/root.erofs" "$root"
 }
 

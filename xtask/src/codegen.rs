@@ -65,7 +65,9 @@ fn compare(fresh: &Path, committed: &Path) -> Result<()> {
             std::fs::read(fresh.join(name)).ok() == std::fs::read(committed.join(name)).ok()
         });
     if !same {
-        bail!("crates/wire/src/generated is stale: run `cargo xtask codegen` and commit the result");
+        bail!(
+            "crates/wire/src/generated is stale: run `cargo xtask codegen` and commit the result"
+        );
     }
     Ok(())
 }

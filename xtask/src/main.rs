@@ -1,10 +1,108 @@
-//! Tasks of the project that are not the product: code generation, checks, CI.
-mod codegen;
-use anyhow::Result;
-use std::path::PathBuf;
+//! `cargo xtask`: what the project does that is not the product. Setting a
+//! machine up, building, generating code, testing.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program talks to its terminal"
+)]
 
-fn main() -> Result<()> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask has a parent").to_path_buf();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    codegen::run(&root, arguments.iter().any(|a| a == "--check"))
+mod artifacts;
+mod codegen;
+mod daemon;
+mod deny;
+mod packages;
+mod quickstart;
+mod steps;
+mod test;
+mod uninstall;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Tasks of the Pando project",
+    max_term_width = 100
+)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Set this machine up, build, bake the base template, start the daemon, run code
+    Quickstart(quickstart::Options),
+    /// Install the packages that Pando needs and this machine lacks
+    Setup {
+        /// Install without asking; as if CI=true were set
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Build `target/release/pando` with the guest agent inside
+    Build,
+    /// Make the base image in the cache where `pando` looks for it
+    Image {
+        /// Let sandboxes trust the certificates that this machine trusts
+        #[arg(long)]
+        host_ca: bool,
+    },
+    /// Run every check and test, installing what they need
+    Test(test::Options),
+    /// Write the code generated from the .proto files
+    Codegen {
+        /// Fail if the committed code is stale instead
+        #[arg(long)]
+        check: bool,
+    },
+    /// Undo what quickstart did on this machine, except the packages
+    Uninstall {
+        /// Remove without asking
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    let root = workspace_root()?;
+    match task {
+        Task::Quickstart(options) => quickstart::run(&root, &options),
+        Task::Setup { yes } => {
+            let steps = steps::Steps::start(&root, "setup.log")?;
+            packages::set_up(&root, &steps, packages::Purpose::Run, yes || in_ci())
+        }
+        Task::Build => artifacts::build_all(&steps::Steps::start(&root, "build.log")?, &root),
+        Task::Image { host_ca } => {
+            quickstart::build_image(&steps::Steps::start(&root, "image.log")?, host_ca)
+        }
+        Task::Test(options) => test::run(&root, &options),
+        Task::Codegen { check } => codegen::run(&root, check),
+        Task::Uninstall { yes } => uninstall::run(&root, yes || in_ci()),
+    }
+}
+
+/// Whether nobody is there to be asked, and the machine is there to be changed.
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
+}
+
+fn workspace_root() -> Result<PathBuf> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(manifest
+        .parent()
+        .context("xtask lies in the workspace")?
+        .to_owned())
 }

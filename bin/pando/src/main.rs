@@ -1,1 +1,32 @@
-fn main() {}
+//! `pando`: the one program a person installs. Wiring only, one file a command.
+//!
+//! Nothing else in the workspace prints or ends the process.
+
+mod agent;
+mod cli;
+mod commands;
+mod config;
+mod copy;
+mod daemon_log;
+mod exit;
+mod follow;
+mod output;
+mod stdio;
+mod terminal;
+
+use crate::cli::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Their own exit codes are a program's, so ours must not look like one.
+    let of_a_program = matches!(cli.command, Command::Run(_) | Command::Exec(_) | Command::Shell(_));
+    match commands::dispatch(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            output::report(&error);
+            ExitCode::from(exit::of_error(&error, of_a_program))
+        }
+    }
+}

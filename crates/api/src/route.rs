@@ -6,8 +6,8 @@
 
 use crate::openapi::SchemaOf;
 use crate::{
-    ConsoleLog, CreateSandboxRequest, EventList, ExecRequest, ExecResponse, FileInfo, FileList,
-    MakeDirRequest, MoveRequest, ProcessList, Sandbox, SandboxList, Status, TemplateList,
+    BakeRequest, ConsoleLog, CreateSandboxRequest, EventList, ExecRequest, ExecResponse, FileInfo, FileList,
+    MakeDirRequest, MoveRequest, ProcessList, Sandbox, SandboxList, Status, Template, TemplateList,
     WarmRequest, stream,
 };
 
@@ -37,6 +37,7 @@ pub enum Operation {
     ListEvents,
     ListTemplates,
     WarmTemplate,
+    BakeTemplate,
     Status,
     Health,
     Metrics,
@@ -217,6 +218,7 @@ pub const ROUTES: &[Route] = {
         row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT], Empty, gives::<EventList>(200), "Read the journal."),
         row(O::ListTemplates, (Get, "/v1/templates"), &[], Empty, gives::<TemplateList>(200), "List the templates."),
         row(O::WarmTemplate, (Post, "/v1/templates/{name}/warm"), &[], takes::<WarmRequest>(), NoContent, "Bake a template at a size ahead of its first use."),
+        row(O::BakeTemplate, (Post, "/v1/templates/{name}/bake"), &[], takes::<BakeRequest>(), gives::<Template>(200), "Make a template: its root file system and the snapshots that sandboxes start from."),
         row(O::Status, (Get, "/v1/status"), &[], Empty, gives::<Status>(200), "What the daemon says of itself."),
         row(O::Health, (Get, "/healthz"), &[], Empty, Text("text/plain"), "Whether the daemon answers; needs no key."),
         row(O::Metrics, (Get, "/metrics"), &[], Empty, Text("text/plain"), "Counters for Prometheus."),

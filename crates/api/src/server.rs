@@ -76,6 +76,21 @@ pub struct WarmRequest {
     pub memory_mib: Option<u32>,
 }
 
+/// Make a template, or make it again where its contents would differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BakeRequest {
+    /// Whether guests trust the certificates that the host trusts beyond Debian's.
+    #[serde(default)]
+    pub host_ca: bool,
+    /// Virtual CPUs of the size that is baked; 1 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// Memory in MiB of the size that is baked; 512 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
+}
+
 /// What the daemon says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Status {

@@ -1,1 +1,15 @@
-//! See ARCHITECTURE.md.
+//! The native API as a typed client: what the CLI and the MCP server speak through.
+//!
+//! One [`Client`] per daemon, cheap to clone. Processes that are followed come
+//! as an [`ExecStream`]. Plain HTTP only; a daemon on another machine belongs
+//! behind a tunnel or a proxy that ends TLS.
+
+mod client;
+mod error;
+mod exec_stream;
+mod transport;
+
+pub use client::{Client, FileSource};
+pub use error::{ApiRefusal, ClientError};
+pub use exec_stream::{ExecInput, ExecOutput, ExecStream, StreamEvent};
+pub use pando_api as api;

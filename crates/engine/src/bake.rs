@@ -7,10 +7,10 @@ use crate::EngineError;
 use crate::host::Host;
 use crate::shims::{Shim, ShimStarter, no_space_or};
 use pando_image::{BaseImage, Initrd};
+use pando_shim::host::machine_identity;
 use pando_shim::spec::{self, Begin, ShimSpec};
 use pando_store::{Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SnapshotKind, Snapshots, Staging};
 use pando_types::{SandboxId, Size};
-use pando_vmm::qemu;
 use pando_wire::shim::{SnapshotRequest, SnapshotResponse, State};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -60,14 +60,17 @@ impl Bakery {
 
     /// What a bake on this host is tied to.
     pub(crate) fn machine(&self, ingredients: &Ingredients) -> Machine {
+        let host = &self.host;
+        let identity = machine_identity(&host.qemu, host.accelerator, host.tsc_khz, ingredients.size);
         Machine {
-            vmm: self.host.qemu.package().to_owned(),
-            accelerator: self.host.accelerator.to_string(),
-            cpu_model: qemu::cpu_model(self.host.accelerator).to_owned(),
-            tsc_khz: self.host.tsc_khz.unwrap_or(0).into(),
+            vmm: identity.vmm,
+            machine: identity.machine,
+            accelerator: identity.accelerator.to_string(),
+            cpu_model: identity.cpu_model,
+            tsc_khz: identity.tsc_khz.unwrap_or(0).into(),
             cpus: ingredients.size.cpus(),
             memory_mib: ingredients.size.memory_mib(),
-            devices: qemu::DEVICE_SET,
+            devices: identity.devices,
             kernel: ingredients.base.content_hash.clone(),
             initrd: ingredients.initrd.content_hash.clone(),
         }

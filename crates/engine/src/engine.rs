@@ -9,7 +9,7 @@ use crate::shims::ShimStarter;
 use crate::{EngineError, keys};
 use pando_store::{Index, LAYOUT, NewEvent, SandboxDirs, Snapshots};
 use pando_types::SandboxState;
-use pando_vmm::detect::AcceleratorWish;
+use pando_shim::host::AcceleratorWish;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -63,9 +63,15 @@ pub enum OpenError {
     /// The cache cannot be used.
     #[error("the cache cannot be used")]
     Cache(#[from] pando_store::StoreError),
-    /// The host lacks something.
+    /// QEMU is missing or too old.
     #[error(transparent)]
-    Host(#[from] EngineError),
+    Qemu(#[from] pando_shim::host::VersionError),
+    /// The accelerator that was asked for does not work.
+    #[error(transparent)]
+    Accelerator(#[from] pando_shim::host::DetectError),
+    /// The admin key or a sandbox of an earlier daemon cannot be dealt with.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
 /// The engine of one daemon; cheap to clone.

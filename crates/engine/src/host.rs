@@ -1,8 +1,8 @@
 //! What the engine must know of the host: VMM, accelerator, clock rate, boot.
 
-use crate::{EngineConfig, EngineError};
+use crate::{EngineConfig, OpenError};
 use pando_types::Accelerator;
-use pando_vmm::detect::{self, QemuVersion};
+use pando_shim::host::{self, QemuVersion};
 use std::fs;
 
 /// Facts that hold as long as the daemon runs.
@@ -24,11 +24,11 @@ impl Host {
     /// Finds out; may start a small guest to do so (at most 2 s, then cached).
     ///
     /// # Errors
-    /// QEMU is missing or too old.
-    pub(crate) fn probe(config: &EngineConfig) -> Result<Self, EngineError> {
-        let qemu = QemuVersion::probe(&config.qemu).map_err(|error| EngineError::internal(&error))?;
+    /// QEMU is missing or too old, or the wished accelerator does not work.
+    pub(crate) fn probe(config: &EngineConfig) -> Result<Self, OpenError> {
+        let qemu = QemuVersion::probe(&config.qemu)?;
         let cache = config.cache_dir.join("accelerator");
-        let detection = detect::accelerator(&config.qemu, &qemu, config.accelerator, Some(&cache));
+        let detection = host::accelerator(&config.qemu, &qemu, config.accelerator, Some(&cache))?;
         let tsc_khz = match detection.accelerator {
             Accelerator::Tcg => pando_sys::clock::measure_tsc_khz(),
             Accelerator::Kvm => None,

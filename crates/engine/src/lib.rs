@@ -27,7 +27,7 @@ mod usage;
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::EngineError;
 pub use template::BakeOptions;
-pub use pando_vmm::detect::AcceleratorWish;
+pub use pando_shim::host::AcceleratorWish;
 
 /// The body of a raw request to a guest, and of its answer: streamed, never buffered whole.
 pub type GuestBody = pando_shim::client::Body;

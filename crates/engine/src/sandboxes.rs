@@ -132,10 +132,6 @@ impl Sandboxes {
         self.lock().remove(id.as_str());
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Entry>> {
-        self.lock().values().cloned().collect()
-    }
-
     /// The sandbox that `reference` names for this caller: id, name, or the beginning of one id.
     pub(crate) fn find(&self, caller: &Caller, reference: &str) -> Result<Arc<Entry>, EngineError> {
         let entries = self.lock();

@@ -76,7 +76,7 @@ impl ShimStarter {
         let log: OwnedFd = open_log(&dir.log()).map_err(|error| no_space_or(error, "cannot write the shim's log"))?.into();
         let log_too = log.try_clone().map_err(|error| failed(&error))?;
         let mut spawn = Spawn::new(&self.program)
-            .args(["shim"])
+            .args(["shim", "."])
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("RUST_BACKTRACE", "1")
             .current_dir(dir.path())
@@ -162,7 +162,8 @@ impl ShimProcess {
             return;
         }
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
-            drop(rustix::process::kill_process(pid, Signal::KILL));
+            // Gone already is as good.
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         let deadline = tokio::time::Instant::now() + KILL_WAIT;
         while self.is_alive() && tokio::time::Instant::now() < deadline {

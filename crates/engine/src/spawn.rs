@@ -190,6 +190,7 @@ impl Engine {
     /// Ends a sandbox for good.
     pub(crate) async fn destroy(&self, entry: &Arc<Entry>, why: &str) -> Result<(), EngineError> {
         let _turn = entry.turn.lock().await;
+        entry.check(Operation::Remove)?;
         if self.inner.sandboxes.find(&Caller { tenant: entry.row().tenant }, entry.id.as_str()).is_err() {
             return Err(EngineError::SandboxNotFound(entry.id.to_string()));
         }

@@ -86,7 +86,9 @@ struct ManifestFile {
 pub fn build(options: &BaseOptions, progress: ProgressFn<'_>) -> Result<BaseImage, BuildError> {
     let certificates = certificates(options)?;
     let hash = hash(&certificates);
-    let folder = options.cache_dir.join(FORMAT);
+    let folder = std::path::absolute(&options.cache_dir)
+        .map_err(BuildError::file("find", &options.cache_dir))?
+        .join(FORMAT);
     if let Some(image) = load(&folder.join(&hash), &hash) {
         return Ok(image);
     }
@@ -127,7 +129,11 @@ pub fn cached(options: &BaseOptions) -> Result<Option<BaseImage>, BuildError> {
 pub fn find(cache_dir: &Path, content_hash: &str) -> Option<BaseImage> {
     let plain = content_hash.bytes().all(|byte| byte.is_ascii_hexdigit());
     let folder = cache_dir.join(FORMAT).join(content_hash);
-    if plain { load(&folder, content_hash) } else { None }
+    if plain {
+        load(&folder, content_hash)
+    } else {
+        None
+    }
 }
 
 /// The hash that the image has, or would have, in hex.
@@ -422,7 +428,7 @@ mod tests {
         std::thread::scope(|scope| {
             let second = scope.spawn(|| {
                 lock(&path, &|_| {
-                    waits.store(true, std::sync::atomic::Ordering::SeqCst)
+                    waits.store(true, std::sync::atomic::Ordering::SeqCst);
                 })
             });
             while !waits.load(std::sync::atomic::Ordering::SeqCst) {

@@ -29,5 +29,6 @@ mod tools;
 pub use base::{BaseImage, BaseOptions};
 pub use error::BuildError;
 pub use initrd::Initrd;
+pub use mirror::{host_archive, host_has_suite};
 pub use progress::{Progress, ProgressFn};
 pub use tools::{REQUIRED_TOOLS, Tool, missing_tools};

@@ -35,6 +35,22 @@ impl Mirror {
     }
 }
 
+/// The Debian archive that the host's own apt uses, as `http://HOST/debian` without
+/// credentials; the public one where the host names none.
+pub fn host_archive() -> String {
+    let read = |path: &Path| std::fs::read_to_string(path).ok();
+    host_mirror(&apt_source_files(), &read).map_or_else(|| PUBLIC.into(), |mirror| mirror.archive)
+}
+
+/// Whether the host's apt has a source with this suite, Debian's or not.
+pub fn host_has_suite(suite: &str) -> bool {
+    let sources = apt_source_files();
+    sources
+        .iter()
+        .flat_map(sources_of)
+        .any(|source| source.suites.iter().any(|name| name == suite))
+}
+
 /// The mirrors to try, best first. `named` is the person's own choice, and then the only one.
 pub(crate) fn candidates(named: Option<&str>) -> Result<Vec<Mirror>, BuildError> {
     if let Some(named) = named {
@@ -131,6 +147,18 @@ fn host_mirror(
     let archive = first(false, "/debian")?;
     let security = first(true, "/debian-security").or_else(|| Some(PUBLIC_SECURITY.into()));
     Some(Mirror { archive, security })
+}
+
+/// The sources of a file; none if apt does not read a file of that name.
+fn sources_of((path, text): &(String, String)) -> Vec<Source> {
+    match Path::new(path)
+        .extension()
+        .and_then(|extension| extension.to_str())
+    {
+        Some("sources") => deb822_sources(text),
+        Some("list") => one_line_sources(text),
+        _ => Vec::new(),
+    }
 }
 
 impl Source {

@@ -12,6 +12,7 @@ use crate::source::{self, FILES, INITRD_MODULES, KERNEL_MODULES, KEYRING, SETUP,
 use crate::tools;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Puts `root.erofs`, `vmlinuz`, `kernel-release` and `modules/` into `work`.
 pub(crate) fn create(
@@ -64,9 +65,15 @@ fn from_first_that_works(
         progress(Progress::Line(&format!(
             "mirror: {address}, {updates} security updates"
         )));
-        result = debootstrap(work, mirror, progress);
-        // Only a program's failure can be the mirror's fault.
-        if !matches!(result, Err(BuildError::Failed { .. })) {
+        let reached = AtomicBool::new(false);
+        let watched = |told: Progress<'_>| {
+            reached.fetch_or(matches!(told, Progress::Step(_)), Ordering::Relaxed);
+            progress(told);
+        };
+        result = debootstrap(work, mirror, &watched);
+        // Once the set-up script tells its steps, the mirror has done its part.
+        let retry = matches!(result, Err(BuildError::Failed { .. }));
+        if !retry || reached.load(Ordering::Relaxed) {
             break;
         }
     }

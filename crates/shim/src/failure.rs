@@ -1,6 +1,6 @@
 //! Why a VM ended, in a sentence for a person.
 
-use pando_vmm::qemu::{ShutdownReason, VmExit};
+use pando_vmm::{ShutdownReason, VmExit};
 use pando_wire::shim::State;
 
 /// The state and cause that a VM's end means for its sandbox.

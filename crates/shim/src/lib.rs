@@ -6,6 +6,7 @@
 
 pub mod client;
 mod failure;
+pub mod host;
 mod machine;
 mod passthrough;
 mod processes;
@@ -15,4 +16,4 @@ mod service;
 mod snapshot;
 pub mod spec;
 
-pub use serve::{LISTENER_FD, ShimError, run};
+pub use serve::{CAUSE_FILE, LISTENER_FD, ShimError, run};

@@ -3,11 +3,10 @@
 use crate::failure;
 use crate::processes::Processes;
 use crate::spec::{self, Begin, ShimSpec};
-use pando_net::Gateway;
+//TMP use pando_net::Gateway;
 use pando_types::{Accelerator, Size, limits};
-use pando_vmm::qemu::{
-    self, BakePoint, Channels, CommandLine, DEFAULT_TB_SIZE_MIB, Jail, Qemu, QemuConfig, Start, command_line,
-};
+use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB};
+use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
 use pando_wire::guest::{GuestClient, Resume, Resumed};
 use pando_wire::process::ProcessClient;
@@ -70,7 +69,7 @@ pub(crate) enum StartError {
     #[error("the spec is malformed: {0}")]
     Spec(String),
     #[error("QEMU did not start")]
-    Launch(#[from] qemu::LaunchError),
+    Launch(#[from] LaunchError),
     #[error("QEMU refused")]
     Vmm(#[from] pando_vmm::VmmError),
     #[error("the agent did not answer")]
@@ -113,8 +112,8 @@ impl Machine {
             timing_ms.insert(step.to_owned(), begun.elapsed().as_secs_f64() * 1000.0);
         };
         let (config, streams, nic) = self.config()?;
-        let gateway = Gateway::new(nic).map_err(StartError::Socket)?;
-        tokio::spawn(gateway.run());
+        let _nic = nic; //TMP
+        //TMP tokio::spawn(gateway.run());
         let qemu = Qemu::launch(config).await?;
         mark("launched");
         if let Begin::Spawn { .. } = self.spec.begin {
@@ -180,10 +179,10 @@ impl Machine {
             channels: Channels { ctl: ctl_vmm, data: data_vmm, nic: nic_vmm.into() },
             slot,
             console: self.dir.join("console.log"),
-            jail: if spec.jail { Jail::Strict { identity: None } } else { Jail::Off { reason: "the spec says so".to_owned() } },
-            tb_size_mib: DEFAULT_TB_SIZE_MIB,
+            jail: if spec.jail { Jail::Strict { identity: None } } else { Jail::Off { reason: "the spec says so" } },
+            tb_size_mib: TB_SIZE_MIB,
         };
-        Ok((config, (ctl, data), nic))
+        Ok((config, (ctl, data), nic.into()))
     }
 
     fn vm_start(&self, accelerator: Accelerator) -> Start {
@@ -196,7 +195,7 @@ impl Machine {
         Start::Cold {
             kernel: slot.join(spec::KERNEL),
             initrd: slot.join(spec::INITRD),
-            command_line: command_line(&CommandLine { accelerator, tsc_khz: self.spec.tsc_khz, bake }),
+            command_line: CommandLine { accelerator, tsc_khz: self.spec.tsc_khz, bake }.to_string(),
             memory: slot.join(spec::MEMORY),
         }
     }
@@ -233,7 +232,7 @@ impl Machine {
 
 /// An empty writable layer of the disk's size.
 pub(crate) fn make_overlay(path: &Path) -> std::io::Result<()> {
-    qemu::qcow2::create(path, limits::DISK_GIB << 30)
+    qcow2::create(path, limits::DISK_GIB << 30)
 }
 
 fn stream_pair() -> Result<(UnixStream, std::os::fd::OwnedFd), StartError> {

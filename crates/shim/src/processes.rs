@@ -161,7 +161,6 @@ pub(crate) struct Start {
 }
 
 /// The table of processes.
-#[derive(Debug)]
 pub(crate) struct Processes<T> {
     client: ProcessClient<T>,
     table: Mutex<Table>,

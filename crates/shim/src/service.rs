@@ -14,6 +14,7 @@ use pando_wire::shim::{
     SnapshotRequest, SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
     WatchRequest, WatchResponse, attach_response,
 };
+use pando_vmm::Vmm as _;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -38,6 +39,7 @@ impl Service {
     /// Runs a request, unless the VM ends first.
     async fn or_gone<R>(&self, work: impl Future<Output = Result<R, ConnectError>>) -> Result<R, ConnectError> {
         let mut status = self.machine.status.subscribe();
+        let mut ending = self.machine.status.subscribe();
         tokio::select! {
             biased;
             result = work => match result {
@@ -48,7 +50,7 @@ impl Service {
                 }
                 other => other,
             },
-            status = until_ended_delayed(&mut self.machine.status.subscribe()) => Err(gone(&status)),
+            status = until_ended_delayed(&mut ending) => Err(gone(&status)),
         }
     }
 }
@@ -69,6 +71,8 @@ async fn until_ended_delayed(status: &mut tokio::sync::watch::Receiver<Status>) 
     status
 }
 
+// The concrete types of the answers are nobody else's business: the trait is generated.
+#[allow(refining_impl_trait)]
 impl shim::Shim for Service {
     async fn ready(&self, _: RequestContext, _: ServiceRequest<'_, ReadyRequest>) -> ServiceResult<ReadyResponse> {
         let mut receiver = self.machine.status.subscribe();

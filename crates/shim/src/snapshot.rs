@@ -3,7 +3,8 @@
 use crate::machine::{Machine, Running, chain, make_overlay};
 use crate::spec;
 use connectrpc::ConnectError;
-use pando_vmm::qemu::MemoryImage;
+use pando_vmm::memory_image::{ARENA_BYTES, seal_cold};
+use pando_vmm::{MemoryImage, MemoryImageError, Vmm as _};
 use pando_wire::guest::Frozen;
 use pando_wire::shim::{SnapshotRequest, SnapshotResponse};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ pub(crate) async fn take(machine: &Arc<Machine>, running: &Running, request: &Sn
         }
         None => {
             let cold_memory = slot.join(spec::MEMORY);
-            blocking(move || pando_vmm::qemu::memory_image::seal_cold(&cold_memory).map(drop)).await?;
+            blocking(move || seal_cold(&cold_memory).map(drop)).await?;
             0
         }
     };
@@ -103,7 +104,7 @@ fn answer<E>(frozen: Result<Frozen, E>, names: Names, pause: Duration, dirty_pag
 async fn prepare(machine: &Machine, names: &Names) -> Result<MemoryImage, ConnectError> {
     let slot = machine.slot();
     let target = slot.join(&names.memory);
-    blocking(move || MemoryImage::prepare(&slot.join(spec::MEMORY), &target)).await
+    blocking(move || MemoryImage::prepare(&slot.join(spec::MEMORY), &target, ARENA_BYTES)).await
 }
 
 /// Copies the private pages, inside the pause.
@@ -111,7 +112,7 @@ async fn capture(running: &Running, mut image: MemoryImage) -> Result<(MemoryIma
     let memory = running.qemu.guest_memory();
     blocking(move || {
         let stats = image.capture(&memory)?;
-        Ok::<_, pando_vmm::qemu::memory_image::MemoryImageError>((image, stats.private_pages))
+        Ok::<_, MemoryImageError>((image, stats.private_pages()))
     })
     .await
 }

@@ -42,8 +42,10 @@ pub struct Machine {
     pub cpus: u32,
     /// Guest memory in MiB.
     pub memory_mib: u32,
-    /// Version of the device set.
-    pub devices: u32,
+    /// Machine type with its properties.
+    pub machine: String,
+    /// Name of the device set.
+    pub devices: String,
     /// BLAKE3 of the kernel.
     pub kernel: String,
     /// BLAKE3 of the initrd, agent included.
@@ -60,7 +62,8 @@ impl Machine {
             ("TSC rate in kHz", self.tsc_khz.to_string(), other.tsc_khz.to_string()),
             ("CPUs", self.cpus.to_string(), other.cpus.to_string()),
             ("memory in MiB", self.memory_mib.to_string(), other.memory_mib.to_string()),
-            ("device set", self.devices.to_string(), other.devices.to_string()),
+            ("machine", self.machine.clone(), other.machine.clone()),
+            ("device set", self.devices.clone(), other.devices.clone()),
             ("kernel", self.kernel.clone(), other.kernel.clone()),
             ("initrd", self.initrd.clone(), other.initrd.clone()),
         ];
@@ -179,7 +182,8 @@ pub(crate) mod tests {
                 tsc_khz: 2_000_000,
                 cpus: 1,
                 memory_mib: 512,
-                devices: 1,
+                machine: "microvm".into(),
+                devices: "1".into(),
                 kernel: "k".into(),
                 initrd: "i".into(),
             },

@@ -130,26 +130,60 @@ pub fn punch_zeros(file: &File) -> io::Result<u64> {
 /// Punches the runs of zero blocks in `bytes`, which stand at `offset`.
 fn punch_runs(file: &File, offset: u64, bytes: &[u8]) -> io::Result<u64> {
     let mut freed = 0;
-    let mut run: Option<(u64, u64)> = None;
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let mut flush = |run: &mut Option<(u64, u64)>| -> io::Result<()> {
-        if let Some((start, length)) = run.take() {
-            rustix::fs::fallocate(file, flags, start, length)?;
-            freed += length;
-        }
-        Ok(())
-    };
-    for (index, block) in bytes.chunks(HOLE_BYTES).enumerate() {
-        let at = offset + (index * HOLE_BYTES) as u64;
-        if block.len() == HOLE_BYTES && is_zero(block) {
-            let (start, length) = run.unwrap_or((at, 0));
-            run = Some((start, length + HOLE_BYTES as u64));
+    for run in block_runs(bytes).filter(|run| run.zero && run.bytes.len() % HOLE_BYTES == 0) {
+        punch(file, offset + run.start, run.bytes.len() as u64)?;
+        freed += run.bytes.len() as u64;
+    }
+    Ok(freed)
+}
+
+/// Writes `bytes` at `offset`, as holes where whole blocks are zero.
+/// `offset` must be a multiple of 4096.
+///
+/// # Errors
+/// When the file cannot be written, or the file system cannot make holes.
+pub fn write_sparse(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    for run in block_runs(bytes) {
+        let at = offset + run.start;
+        if run.zero && run.bytes.len() % HOLE_BYTES == 0 {
+            punch(file, at, run.bytes.len() as u64)?;
         } else {
-            flush(&mut run)?;
+            file.write_all_at(run.bytes, at)?;
         }
     }
-    flush(&mut run)?;
-    Ok(freed)
+    Ok(())
+}
+
+fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(file, flags, offset, length)?)
+}
+
+/// Neighbouring blocks that are all zero, or none of which is.
+struct BlockRun<'a> {
+    zero: bool,
+    start: u64,
+    bytes: &'a [u8],
+}
+
+fn block_runs(bytes: &[u8]) -> impl Iterator<Item = BlockRun<'_>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let rest = bytes.get(start..).filter(|rest| !rest.is_empty())?;
+        let zero = is_zero(&rest[..rest.len().min(HOLE_BYTES)]);
+        let blocks = rest
+            .chunks(HOLE_BYTES)
+            .take_while(|block| is_zero(block) == zero)
+            .count();
+        let run = &rest[..rest.len().min(blocks * HOLE_BYTES)];
+        let run = BlockRun {
+            zero,
+            start: start as u64,
+            bytes: run,
+        };
+        start += run.bytes.len();
+        Some(run)
+    })
 }
 
 /// Whether all bytes are zero. Compared in words, which the compiler vectorises.
@@ -223,6 +257,20 @@ mod tests {
         assert!(freed > 2 << 20, "{freed}");
         assert_eq!(contents(&file), bytes);
         assert_eq!(punch_zeros(&file).unwrap(), 0);
+    }
+
+    #[test]
+    fn zeros_are_written_as_holes_over_what_was_there() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[9; 64 << 10], 0).unwrap();
+        let mut bytes = vec![0; 40 << 10];
+        bytes[9 << 10] = 1;
+        write_sparse(&file, 8 << 10, &bytes).unwrap();
+        let after = contents(&file);
+        assert!(after[..8 << 10].iter().all(|byte| *byte == 9));
+        assert_eq!(after[8 << 10..48 << 10], bytes);
+        assert!(after[48 << 10..].iter().all(|byte| *byte == 9));
+        assert!(file.metadata().unwrap().blocks() * 512 <= 32 << 10);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | [`socket`] | who is at the other end |
 //! | [`clock`] | the rate of the host's time stamp counter |
 //! | [`random`] | bytes from the kernel |
+//! | [`readiness`] | waiting for descriptors that are no sockets |
 #![allow(unsafe_code)]
 
 pub mod clock;
@@ -17,5 +18,6 @@ pub mod file;
 pub mod jail;
 pub mod memory;
 pub mod random;
+pub mod readiness;
 pub mod socket;
 pub mod spawn;

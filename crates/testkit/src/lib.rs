@@ -1,1 +1,11 @@
-//! See ARCHITECTURE.md.
+//! A real daemon in a temporary world, and plain verbs for tests.
+//!
+//! Nothing here pretends: the daemon is the release binary, sandboxes are VMs. A
+//! [`World`] has a state directory of its own and shares the user's cache of images and
+//! bakes. When a test fails, the daemon's and the shims' logs are printed.
+
+mod api;
+mod world;
+
+pub use api::{Answer, Api};
+pub use world::{Options, Ran, World, pando};

@@ -58,6 +58,7 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::ListEvents => on(filter, server_info::events),
         Operation::ListTemplates => on(filter, server_info::templates),
         Operation::WarmTemplate => on(filter, server_info::warm),
+        Operation::BakeTemplate => on(filter, server_info::bake),
         Operation::Status => on(filter, server_info::status),
         Operation::Health => on(filter, server_info::health),
         Operation::Metrics => on(filter, server_info::metrics),

@@ -11,7 +11,6 @@ use pando_api as api;
 use pando_engine::EngineError;
 use pando_engine::request::Caller;
 use std::future::Future;
-use tokio::sync::oneshot;
 
 /// Runs to its end even if the client hangs up, so that no operation stops half-way.
 pub(super) async fn to_the_end<T: Send + 'static>(
@@ -23,24 +22,13 @@ pub(super) async fn to_the_end<T: Send + 'static>(
     }
 }
 
-/// Makes a sandbox. If the client hangs up meanwhile it is removed again: nobody learned its id.
+/// Makes a sandbox. The engine removes it again if the client hangs up meanwhile.
 pub(super) async fn create(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
     JsonBody(request): JsonBody<api::CreateSandboxRequest>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request = convert::create_sandbox(request)?;
-    let (sender, receiver) = oneshot::channel();
-    tokio::spawn(async move {
-        let made = api.engine.create(&caller, request).await;
-        if let Err(Ok(unclaimed)) = sender.send(made) {
-            tracing::info!(sandbox = %unclaimed.id, "removing a sandbox whose creator hung up");
-            if let Err(error) = api.engine.remove(&caller, unclaimed.id.as_str()).await {
-                tracing::warn!(sandbox = %unclaimed.id, %error, "cannot remove it");
-            }
-        }
-    });
-    let made = receiver.await.map_err(|_| ApiError::Internal("the creating task was lost".to_owned()))??;
+    let made = api.engine.create(&caller, convert::create_sandbox(request)?).await?;
     Ok((StatusCode::CREATED, Json(convert::sandbox(made))))
 }
 

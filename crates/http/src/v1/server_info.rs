@@ -9,6 +9,7 @@ use axum::{Extension, Json};
 use http::{StatusCode, header};
 use pando_api as api;
 use pando_api::openapi;
+use pando_engine::BakeOptions;
 use pando_engine::request::Caller;
 use serde::Deserialize;
 
@@ -61,6 +62,23 @@ pub(super) async fn warm(
     let size = convert::size(request.cpus, request.memory_mib)?;
     sandboxes::to_the_end(async move { api.engine.warm_template(&caller, &template, size).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Makes a template; answers when it is done. Its steps go to the log.
+pub(super) async fn bake(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+    JsonBody(request): JsonBody<api::BakeRequest>,
+) -> Result<Json<api::Template>, ApiError> {
+    let template = convert::template_ref(&name)?;
+    let size = Some(convert::size(request.cpus, request.memory_mib)?);
+    let options = BakeOptions { host_ca: request.host_ca, size };
+    let progress = |step: &str| tracing::info!(step, "baking");
+    let made = sandboxes::to_the_end(async move {
+        api.engine.bake_template(&caller, &template, options, progress).await
+    });
+    Ok(Json(convert::template(made.await?)))
 }
 
 /// What the daemon says of itself.

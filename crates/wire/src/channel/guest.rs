@@ -24,8 +24,9 @@ pub trait PortHandler: Send + 'static {
     /// Come to rest; returns FROZEN's payload. The port still takes DATA.
     fn freeze(&mut self) -> impl Future<Output = Vec<u8>> + Send;
 
-    /// Go on. The port is unparked afterwards.
-    fn thaw(&mut self) -> impl Future<Output = ()> + Send;
+    /// Go on: the freeze `sequence` is over. Other ports are to be told by
+    /// [`PortControl::thaw`].
+    fn thaw(&mut self, sequence: u64) -> impl Future<Output = ()> + Send;
 }
 
 /// Runs HTTP/2 on a byte stream until it ends.
@@ -37,9 +38,6 @@ pub trait ServePort: Send + 'static {
 /// The agent's end of a port: answers control frames, serves HTTP/2.
 pub struct GuestPort {
     port: Port,
-    /// The last freeze that was thawed. A FREEZE that comes late, after the host
-    /// has given up on it, must not park the port for good.
-    thawed: u64,
 }
 
 impl GuestPort {
@@ -51,7 +49,6 @@ impl GuestPort {
     {
         Self {
             port: Port::new(reader, writer),
-            thawed: 0,
         }
     }
 
@@ -100,7 +97,6 @@ impl GuestPort {
         }
         let control = self.control().clone();
         let stream = control.adopt(frame.epoch);
-        self.thawed = 0;
         let answer = handler.hello(frame.payload.slice(NONCE_BYTES..)).await;
         let nonce = &frame.payload[..NONCE_BYTES];
         control
@@ -113,35 +109,21 @@ impl GuestPort {
         let Some(sequence) = sequence_of(frame) else {
             return Ok(());
         };
-        if sequence <= self.thawed {
-            return Ok(());
-        }
         let answer = handler.freeze().await;
-        let control = self.control().clone();
-        control.park().await?;
-        control
-            .send(
-                Kind::Frozen,
-                frame.epoch,
-                &[&sequence.to_le_bytes(), &answer],
-            )
-            .await
+        let payload = [&sequence.to_le_bytes()[..], &answer];
+        self.control().park_frozen(sequence, &payload).await
     }
 
     async fn thaw<H: PortHandler>(&mut self, frame: &Frame, handler: &mut H) -> io::Result<()> {
         let Some(sequence) = sequence_of(frame) else {
             return Ok(());
         };
-        self.thawed = sequence;
-        handler.thaw().await;
-        let control = self.control().clone();
-        // Parked also where the host gave up before FREEZE was read: a frame must
-        // not be written beside the byte stream's own.
-        control.park().await?;
+        handler.thaw(sequence).await;
+        let control = self.control();
         control
             .send(Kind::Thawed, frame.epoch, &[&sequence.to_le_bytes()])
             .await?;
-        control.unpark();
+        control.thaw(sequence);
         Ok(())
     }
 }

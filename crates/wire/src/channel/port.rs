@@ -2,16 +2,8 @@
 //!
 //! A reader task takes frames off the wire whatever else is stuck: DATA goes to
 //! the current [`ByteStream`], everything else to [`Port::next_event`]. Writing is
-//! done by whoever has something to write, under one lock, and never by two at a
-//! time: while DATA flows by the byte stream, while it is parked by the owner of
-//! the [`Port`].
-//!
-//! ```text
-//!            park, flush                 send FREEZE/FROZEN/…
-//!   flowing ─────────────▶ parked ──┐◀────────────┐
-//!      ▲                    │       └─────────────┘
-//!      └────── unpark ──────┘
-//! ```
+//! done by whoever has something to write, under one lock; who finishes wakes the
+//! other. DATA can be *parked*: then only control frames are written.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -58,6 +50,10 @@ struct State {
     /// Whole frames, the first perhaps written in part.
     outbound: BytesMut,
     write_waker: Option<Waker>,
+    /// Of whoever waits in [`PortControl::drain`].
+    drain_waker: Option<Waker>,
+    /// The last freeze that is over; a FREEZE that is handled late must not park.
+    thawed: u64,
     writer: Writer,
 }
 
@@ -71,7 +67,13 @@ impl State {
             }
             self.outbound.advance(written);
         }
-        Pin::new(&mut self.writer).poll_flush(cx)
+        ready!(Pin::new(&mut self.writer).poll_flush(cx))?;
+        for waker in [self.write_waker.take(), self.drain_waker.take()] {
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn push_frame(&mut self, kind: Kind, epoch: u64, parts: &[&[u8]]) {
@@ -89,7 +91,12 @@ impl State {
     }
 
     fn wake_all(&mut self) {
-        for waker in [self.read_waker.take(), self.write_waker.take()] {
+        let wakers = [
+            &mut self.read_waker,
+            &mut self.write_waker,
+            &mut self.drain_waker,
+        ];
+        for waker in wakers.map(Option::take) {
             if let Some(waker) = waker {
                 waker.wake();
             }
@@ -136,6 +143,8 @@ impl Port {
                 parked: false,
                 outbound: BytesMut::new(),
                 write_waker: None,
+                drain_waker: None,
+                thawed: 0,
                 writer: Box::new(writer),
             }),
             taken: Notify::new(),
@@ -191,6 +200,7 @@ impl PortControl {
         state.inbound_bytes = 0;
         state.outbound.clear();
         state.parked = false;
+        state.thawed = 0;
         state.wake_all();
         self.shared.taken.notify_one();
         ByteStream {
@@ -215,6 +225,27 @@ impl PortControl {
         self.drain().await
     }
 
+    /// Parks for a freeze and writes `frozen` as the last frame, unless that
+    /// freeze is already over.
+    pub async fn park_frozen(&self, sequence: u64, payload: &[&[u8]]) -> io::Result<()> {
+        {
+            let mut state = self.shared.lock();
+            if sequence <= state.thawed {
+                return Ok(());
+            }
+            state.parked = true;
+            let epoch = state.epoch;
+            state.push_frame(Kind::Frozen, epoch, payload);
+        }
+        self.drain().await
+    }
+
+    /// Lets DATA flow again: the freeze `sequence` and those before it are over.
+    pub fn thaw(&self, sequence: u64) {
+        self.shared.lock().thawed = sequence;
+        self.unpark();
+    }
+
     /// Lets DATA flow again.
     pub fn unpark(&self) {
         let mut state = self.shared.lock();
@@ -222,9 +253,7 @@ impl PortControl {
         state.wake_all();
     }
 
-    /// Writes a frame and waits until the wire has it. Only while the port is
-    /// parked or has no byte stream: a byte stream's own writes would lose their
-    /// wake-up.
+    /// Writes a frame and waits until the wire has it.
     pub async fn send(&self, kind: Kind, epoch: u64, payload: &[&[u8]]) -> io::Result<()> {
         self.shared.lock().push_frame(kind, epoch, payload);
         self.drain().await
@@ -237,7 +266,15 @@ impl PortControl {
     }
 
     async fn drain(&self) -> io::Result<()> {
-        poll_fn(|cx| self.shared.lock().poll_drain(cx)).await
+        poll_fn(|cx| {
+            let mut state = self.shared.lock();
+            let drained = state.poll_drain(cx);
+            if drained.is_pending() {
+                state.drain_waker = Some(cx.waker().clone());
+            }
+            drained
+        })
+        .await
     }
 }
 
@@ -334,6 +371,13 @@ impl ByteStream {
             state.push_frame(Kind::Data, self.epoch, &taken);
         }
         Poll::Ready(Ok(written))
+    }
+}
+
+impl Drop for ByteStream {
+    fn drop(&mut self) {
+        // It may be the one that the wire would wake.
+        self.shared.lock().wake_all();
     }
 }
 

@@ -54,11 +54,11 @@ impl PortHandler for FakeAgent {
         frozen.encode_to_vec()
     }
 
-    async fn thaw(&mut self) {
+    async fn thaw(&mut self, sequence: u64) {
         let entry = format!("{} thaw", self.name);
         self.log.lock().expect("log").push(entry);
         if let Some(other) = &self.other {
-            other.unpark();
+            other.thaw(sequence);
         }
     }
 }

@@ -1,0 +1,14 @@
+# Each target is one line into xtask; `cargo xtask help` tells more.
+.PHONY: quickstart test full uninstall
+
+quickstart:
+	@cargo xtask quickstart $(ARGS)
+
+test:
+	@cargo xtask test $(ARGS)
+
+full:
+	@cargo xtask test --full $(ARGS)
+
+uninstall:
+	@cargo xtask uninstall $(ARGS)

@@ -1,0 +1,114 @@
+//! The root: an overlay of the writable disk over the base image.
+//!
+//! ```text
+//!   /            overlay          what everybody sees
+//!   ├─ lower     /dev/vda         base image, read-only, shared by all sandboxes
+//!   └─ upper     /dev/vdb         ext4, the sandbox's own
+//! ```
+//!
+//! Both file systems stay mounted in the initrd's root, out of reach below `/`.
+
+use std::fs::{create_dir_all, set_permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount, mount_move};
+
+use super::mounts::MOVED;
+use super::network::GATEWAY;
+use super::wait_for;
+
+const BASE: &str = "/mnt/base";
+const DISK: &str = "/mnt/disk";
+const ROOT: &str = "/mnt/root";
+
+/// What a base image may be.
+const BASE_KINDS: [&str; 3] = ["erofs", "ext4", "squashfs"];
+
+/// The assembled root's writable disk, kept open for sizes and the last sync.
+pub struct Root {
+    /// The folder that `/dev/vdb` is mounted on.
+    pub disk: OwnedFd,
+}
+
+/// Mounts the base image. Done early also where the writable disk is not opened
+/// yet, so that a clone does not have to.
+pub(super) fn mount_base() -> Result<()> {
+    let device = wait_for("/dev/vda", || Path::new("/dev/vda").exists().then_some("/dev/vda"))?;
+    create_dir_all(BASE)?;
+    let flags = MountFlags::RDONLY | MountFlags::NOATIME;
+    for kind in BASE_KINDS {
+        match mount(device, BASE, kind, flags, c"") {
+            Ok(()) => return Ok(()),
+            Err(Errno::INVAL | Errno::NODEV) => {}
+            Err(error) => return Err(error).context("cannot mount the base image"),
+        }
+    }
+    anyhow::bail!("the base image is none of {BASE_KINDS:?}")
+}
+
+/// Mounts the writable disk, builds the overlay and makes it `/`.
+///
+/// # Errors
+/// No sandbox can run then.
+pub fn assemble() -> Result<Root> {
+    wait_for("/dev/vdb", || Path::new("/dev/vdb").exists().then_some(()))?;
+    for folder in [DISK, ROOT] {
+        create_dir_all(folder)?;
+    }
+    mount("/dev/vdb", DISK, "ext4", MountFlags::NOATIME, c"discard")
+        .context("cannot mount the writable disk")?;
+    for folder in ["upper", "work"] {
+        create_dir_all(Path::new(DISK).join(folder)).context("the writable disk")?;
+    }
+    let layers = c"lowerdir=/mnt/base,upperdir=/mnt/disk/upper,workdir=/mnt/disk/work";
+    mount("overlay", ROOT, "overlay", MountFlags::NOATIME, layers)
+        .context("cannot mount the overlay")?;
+    let folder = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let disk = rustix::fs::open(DISK, folder, Mode::empty())?;
+    enter().context("cannot enter the root")?;
+    prepare().context("cannot prepare the root")?;
+    Ok(Root { disk })
+}
+
+/// Moves the kernel's file systems into the new root and makes it `/`.
+fn enter() -> Result<()> {
+    for target in MOVED {
+        let inside = format!("{ROOT}{target}");
+        create_dir_all(&inside)?;
+        mount_move(target, &inside).with_context(|| target.to_owned())?;
+    }
+    rustix::process::chdir(ROOT)?;
+    mount_move(".", "/")?;
+    rustix::process::chroot(".")?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}
+
+/// What every root needs, whatever its image brought.
+fn prepare() -> Result<()> {
+    for (folder, mode) in [("/tmp", 0o1777), ("/etc", 0o755), ("/etc/pando/resume.d", 0o755)] {
+        let path = Path::new(folder);
+        if !path.exists() {
+            create_dir_all(path)?;
+            set_permissions(path, PermissionsExt::from_mode(mode))?;
+        }
+    }
+    write_if_changed("/etc/resolv.conf", &format!("nameserver {GATEWAY}\n"))
+}
+
+/// Writes a file only where its content differs: a write copies it to the upper layer.
+pub fn write_if_changed(path: &str, content: &str) -> Result<()> {
+    if std::fs::read(path).is_ok_and(|old| old == content.as_bytes()) {
+        return Ok(());
+    }
+    // Not through a link: it may point to what nobody provides here.
+    if Path::new(path).is_symlink() {
+        std::fs::remove_file(path).with_context(|| path.to_owned())?;
+    }
+    std::fs::write(path, content).with_context(|| path.to_owned())
+}

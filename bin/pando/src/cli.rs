@@ -1,0 +1,404 @@
+//! The command line: what can be typed. `docs/cli.md` is generated from it.
+
+use crate::config::Key;
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Computers for AI agents to work in: microVMs that start in the time of a container.
+#[derive(Debug, Parser)]
+#[command(name = "pando", version, max_term_width = 100, disable_help_subcommand = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// Flags of every command.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Global {
+    /// The daemon to speak to [default: http://127.0.0.1:7000]
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// Where sandboxes are kept
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) state_dir: Option<String>,
+    /// The configuration file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<String>,
+}
+
+impl Global {
+    /// The flags as settings.
+    pub(crate) fn settings(&self) -> Vec<(Key, Option<String>)> {
+        vec![
+            (Key::Url, self.url.clone()),
+            (Key::StateDir, self.state_dir.clone()),
+            (Key::ConfigFile, self.config.clone()),
+        ]
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a program in a new sandbox and remove the sandbox afterwards
+    ///
+    /// `pando run -- PROGRAM ARGS` runs a program of the sandbox; `pando run FILE ARGS` copies FILE in and runs it,
+    /// by its ending (.py .js .sh) or its #! line. The exit code is the program's.
+    Run(Run),
+    /// Make a sandbox and print its id
+    Create(Create),
+    /// Run a program in a sandbox
+    Exec(Exec),
+    /// Open a shell in a sandbox
+    Shell(Shell),
+    /// Copy files and directories into a sandbox or out of it
+    ///
+    /// One of the two is ID:PATH. Missing directories are made; what is copied in belongs to the user.
+    Cp(Cp),
+    /// List sandboxes
+    Ls(List),
+    /// Describe a sandbox as JSON
+    Inspect(One),
+    /// Show a sandbox's console, or without ID the daemon's log
+    Logs(Logs),
+    /// Remove sandboxes and their disks; never asks
+    Rm(Many),
+    /// Power a sandbox off and keep its disk; without ID, end the daemon (sandboxes run on)
+    Stop(Stop),
+    /// Start a stopped sandbox on its disk
+    Start(One),
+    /// Show what the daemon is doing
+    Status(Json),
+    /// Check what Pando needs
+    Doctor(Doctor),
+    /// Show the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Look after templates
+    #[command(subcommand)]
+    Template(TemplateCommand),
+    /// Show what happened
+    Events(Events),
+    /// Print the version
+    Version,
+    /// Run the daemon
+    Serve(Serve),
+    /// Remove Pando's files from this machine
+    Uninstall(Uninstall),
+    /// A sandbox's own process; the daemon starts it
+    #[command(hide = true)]
+    Shim(Shim),
+}
+
+/// How a program is run.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ProgramFlags {
+    /// Set a variable; repeat for more
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Working directory [default: the user's home]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// Account to run as [default: user]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// Kill it after this time: 90, 90s, 5m, 1h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Give it a terminal (-it)
+    // `-t` alone is the template in `run`, so `-it` is an option `-i` with the value `t`.
+    #[arg(short = 'i', value_name = "t", value_parser = ["t"], hide_possible_values = true)]
+    pub(crate) it: Option<String>,
+    /// The same as -it
+    #[arg(long)]
+    pub(crate) tty: bool,
+}
+
+impl ProgramFlags {
+    /// Whether a terminal is wanted.
+    pub(crate) fn wants_tty(&self) -> bool {
+        self.tty || self.it.is_some()
+    }
+}
+
+/// What a new sandbox is like.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SandboxFlags {
+    /// What to make it from [default: base]
+    #[arg(short, long, value_name = "TEMPLATE")]
+    pub(crate) template: Option<String>,
+    /// 1, 2, 4 or 8
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<u32>,
+    /// MiB: 256, 512, 1024, 2048, 4096, 8192 or 16384
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory: Option<u32>,
+}
+
+/// `pando run`.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxFlags,
+    #[command(flatten)]
+    pub(crate) program: ProgramFlags,
+    /// Keep the sandbox and print its id on stderr
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// A file to copy in and run, and its arguments
+    #[arg(value_name = "FILE", conflicts_with = "argv", required_unless_present = "argv")]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) file: Vec<String>,
+    /// A program of the sandbox and its arguments
+    #[arg(value_name = "PROGRAM", last = true)]
+    pub(crate) argv: Vec<String>,
+}
+
+/// `pando create`.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxFlags,
+    /// A name for it
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Set a variable of every process in it; repeat for more
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Note something about it; repeat for more
+    #[arg(short, long = "label", value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) label: Vec<(String, String)>,
+}
+
+/// `pando exec`.
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    #[command(flatten)]
+    pub(crate) program: ProgramFlags,
+    /// Leave it running and print its process id
+    #[arg(short, long, conflicts_with_all = ["it", "tty"])]
+    pub(crate) detach: bool,
+    /// The sandbox: id, a prefix of it, or name
+    pub(crate) id: String,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) argv: Vec<String>,
+}
+
+/// `pando shell`.
+#[derive(Debug, Args)]
+pub(crate) struct Shell {
+    /// Account to be [default: user]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// The sandbox: id, a prefix of it, or name
+    pub(crate) id: String,
+}
+
+/// `pando cp`.
+#[derive(Debug, Args)]
+pub(crate) struct Cp {
+    /// Account in the sandbox that reads or writes [default: user]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// PATH or ID:PATH
+    pub(crate) source: String,
+    /// PATH or ID:PATH
+    pub(crate) destination: String,
+}
+
+/// A command about one sandbox.
+#[derive(Debug, Args)]
+pub(crate) struct One {
+    /// The sandbox: id, a prefix of it, or name
+    pub(crate) id: String,
+}
+
+/// A command about several.
+#[derive(Debug, Args)]
+pub(crate) struct Many {
+    /// The sandboxes: ids, prefixes of them, or names
+    #[arg(required = true, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) ids: Vec<String>,
+}
+
+/// A listing.
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print ids only
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
+}
+
+/// A report.
+#[derive(Debug, Args)]
+pub(crate) struct Json {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `pando logs`.
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// The sandbox: id, a prefix of it, or name
+    pub(crate) id: Option<String>,
+    /// How many of the last lines to show
+    #[arg(short = 'n', long, default_value_t = 200, value_name = "N")]
+    pub(crate) lines: usize,
+}
+
+/// `pando stop`.
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    /// The sandbox: id, a prefix of it, or name
+    pub(crate) id: Option<String>,
+}
+
+/// `pando doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print where everything is, and nothing else
+    #[arg(long)]
+    pub(crate) paths: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `pando config`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Show each setting and where its value comes from
+    Show(Json),
+}
+
+/// `pando template`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateCommand {
+    /// List templates
+    Ls(List),
+    /// Bake a template at a size ahead of its first use
+    Warm(Warm),
+    /// Make a template
+    Bake(Bake),
+}
+
+/// `pando template warm`.
+#[derive(Debug, Args)]
+pub(crate) struct Warm {
+    /// The template
+    pub(crate) name: String,
+    /// 1, 2, 4 or 8
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<u32>,
+    /// MiB: 256, 512, 1024, 2048, 4096, 8192 or 16384
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory: Option<u32>,
+}
+
+/// `pando template bake`.
+#[derive(Debug, Args)]
+pub(crate) struct Bake {
+    /// The template
+    pub(crate) name: String,
+    /// Let guests trust the certificates that this host trusts beyond Debian's
+    #[arg(long)]
+    pub(crate) host_ca: bool,
+    /// 1, 2, 4 or 8
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<u32>,
+    /// MiB: 256, 512, 1024, 2048, 4096, 8192 or 16384
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory: Option<u32>,
+}
+
+/// `pando events`.
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// Print JSON, an event a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only events after this number
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) after: u64,
+    /// Go on as they happen
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+}
+
+/// `pando serve`.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Address to listen on [default: 127.0.0.1:7000]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<String>,
+    /// How guests are run: auto, kvm or tcg [default: auto]
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "kvm", "tcg"], hide_possible_values = true)]
+    pub(crate) accel: Option<String>,
+    /// Run in the background, with the log in a file; nothing supervises it
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// Set in the process that `--detach` leaves in the background.
+    #[arg(long, hide = true, conflicts_with = "detach")]
+    pub(crate) in_background: bool,
+}
+
+impl Serve {
+    /// The flags as settings.
+    pub(crate) fn settings(&self) -> Vec<(Key, Option<String>)> {
+        vec![(Key::Listen, self.listen.clone()), (Key::Accel, self.accel.clone())]
+    }
+}
+
+/// `pando uninstall`.
+#[derive(Debug, Args)]
+pub(crate) struct Uninstall {
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// `pando shim`.
+#[derive(Debug, Args)]
+pub(crate) struct Shim {
+    /// The sandbox's directory
+    pub(crate) dir: PathBuf,
+}
+
+/// `NAME=VALUE`.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+/// `90`, `90s`, `1.5m`, `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "write a time such as 90, 90s, 5m or 1h".to_owned();
+    let split = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| wrong())? * seconds;
+    if seconds > 0.0 && seconds.is_finite() { Duration::try_from_secs_f64(seconds).map_err(|_| wrong()) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+#[path = "cli_tests.rs"]
+mod tests;

@@ -1,0 +1,134 @@
+//! `pando doctor`: what Pando needs, checked; and where everything is.
+
+use super::{block_on, client, load};
+use crate::cli::{Doctor, Global};
+use crate::config::{Config, Key};
+use crate::exit;
+use crate::output;
+use pando_client::ClientError;
+use serde::Serialize;
+use std::path::Path;
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Outcome {
+    Ok,
+    /// It works, less well.
+    Warning,
+    /// It will not work.
+    Failed,
+}
+
+/// A check that was made.
+#[derive(Debug, Serialize)]
+pub(super) struct Check {
+    /// What was looked at.
+    pub(super) name: &'static str,
+    /// How it went.
+    pub(super) outcome: Outcome,
+    /// What was found.
+    pub(super) found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fix: Option<String>,
+}
+
+impl Check {
+    fn new(name: &'static str, outcome: Outcome, found: impl Into<String>) -> Self {
+        Self { name, outcome, found: found.into(), fix: None }
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// Checks, or prints paths.
+pub(super) fn doctor(global: &Global, flags: &Doctor) -> anyhow::Result<u8> {
+    let config = load(global)?;
+    if flags.paths {
+        return print_paths(&config, flags.json);
+    }
+    let mut checks = super::serve::host_checks(&config);
+    checks.push(check_writable("state directory", &config.path(Key::StateDir)));
+    checks.push(check_writable("cache directory", &config.path(Key::CacheDir)));
+    checks.extend(check_daemon(&config));
+    if flags.json {
+        output::json(&checks)?;
+    } else {
+        checks.iter().for_each(print);
+    }
+    let failed = checks.iter().any(|check| check.outcome == Outcome::Failed);
+    Ok(if failed { exit::FAILED } else { exit::DONE })
+}
+
+fn print(check: &Check) {
+    let word = match check.outcome {
+        Outcome::Ok => "ok",
+        Outcome::Warning => "warning",
+        Outcome::Failed => "FAILED",
+    };
+    output::line(&format!("{word:<8} {}: {}", check.name, check.found));
+    if let Some(fix) = &check.fix {
+        output::line(&format!("         {fix}"));
+    }
+}
+
+fn print_paths(config: &Config, json: bool) -> anyhow::Result<u8> {
+    let paths = config.paths();
+    if json {
+        let map: std::collections::BTreeMap<_, _> = paths.into_iter().collect();
+        output::json(&map)?;
+    } else {
+        paths.iter().for_each(|(name, path)| output::line(&format!("{name:<8} {}", path.display())));
+    }
+    Ok(exit::DONE)
+}
+
+/// Whether a directory can be written to, or made.
+fn check_writable(name: &'static str, directory: &Path) -> Check {
+    let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match rustix::fs::access(existing, rustix::fs::Access::WRITE_OK) {
+        Ok(()) => Check::new(name, Outcome::Ok, directory.display().to_string()),
+        Err(error) => Check::new(name, Outcome::Failed, format!("cannot write to `{}`: {error}", existing.display()))
+            .fix("name another one by PANDO_STATE_DIR or PANDO_CACHE_DIR"),
+    }
+}
+
+fn check_daemon(config: &Config) -> Vec<Check> {
+    let status = client(config).and_then(|client| block_on(async { Ok(client.status().await?) }));
+    match status {
+        Ok(status) => vec![
+            Check::new("daemon", Outcome::Ok, format!("pando {} at {}", status.version, config.url())),
+            check_version(&status.version),
+            Check::new("vmm", Outcome::Ok, status.vmm),
+            Check::new(
+                "accelerator",
+                if status.accelerator == "kvm" { Outcome::Ok } else { Outcome::Warning },
+                format!("{} ({})", status.accelerator, status.accelerator_reason),
+            ),
+        ],
+        Err(error) => {
+            let outcome = match error.downcast_ref::<ClientError>() {
+                Some(ClientError::NotReachable { .. }) => Outcome::Warning,
+                _ => Outcome::Failed,
+            };
+            let check = Check::new("daemon", outcome, error.to_string());
+            vec![match exit::hint_of(&error) {
+                Some(hint) => check.fix(hint),
+                None => check,
+            }]
+        }
+    }
+}
+
+fn check_version(of_daemon: &str) -> Check {
+    let own = env!("CARGO_PKG_VERSION");
+    if of_daemon == own {
+        return Check::new("version", Outcome::Ok, own);
+    }
+    Check::new("version", Outcome::Warning, format!("this program is {own}, the daemon {of_daemon}"))
+        .fix("`pando stop`, then `pando serve --detach` with this program; sandboxes run on")
+}

@@ -1,0 +1,69 @@
+//! `pando ls`, `inspect`, `rm`, `start`: sandboxes as a whole.
+
+use crate::cli::{List, Many, One};
+use crate::exit;
+use crate::output;
+use pando_client::api::Sandbox;
+use pando_client::{Client, ClientError};
+use std::time::SystemTime;
+
+/// Lists sandboxes.
+pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
+    let sandboxes = client.list().await?;
+    if flags.json {
+        output::json(&sandboxes)?;
+    } else if flags.quiet {
+        sandboxes.iter().for_each(|sandbox| output::line(&sandbox.id));
+    } else {
+        let rows: Vec<_> = sandboxes.iter().map(row).collect();
+        output::table(&["ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE"], &rows);
+    }
+    Ok(exit::DONE)
+}
+
+fn row(sandbox: &Sandbox) -> Vec<String> {
+    vec![
+        sandbox.id.clone(),
+        sandbox.name.clone().unwrap_or_default(),
+        sandbox.state.clone(),
+        sandbox.template.clone(),
+        sandbox.cpus.to_string(),
+        format!("{} MiB", sandbox.memory_mib),
+        age_since(&sandbox.created_at),
+    ]
+}
+
+/// How long ago an RFC 3339 time was.
+pub(super) fn age_since(timestamp: &str) -> String {
+    let Ok(then) = timestamp.parse::<jiff::Timestamp>() else { return "?".to_owned() };
+    let elapsed = SystemTime::now().duration_since(then.into()).unwrap_or_default();
+    output::age(elapsed.as_secs())
+}
+
+/// Describes a sandbox.
+pub(super) async fn inspect(client: Client, flags: One) -> anyhow::Result<u8> {
+    output::json(&client.get(&flags.id).await?)?;
+    Ok(exit::DONE)
+}
+
+/// Starts a stopped sandbox.
+pub(super) async fn start(client: Client, flags: One) -> anyhow::Result<u8> {
+    output::line(&client.start(&flags.id).await?.id);
+    Ok(exit::DONE)
+}
+
+/// Removes sandboxes, all that can be; fails if one cannot.
+pub(super) async fn rm(client: Client, flags: Many) -> anyhow::Result<u8> {
+    let mut code = exit::DONE;
+    for id in &flags.ids {
+        match client.remove(id).await {
+            Ok(()) => output::line(id),
+            Err(error @ ClientError::NotReachable { .. }) => return Err(error.into()),
+            Err(error) => {
+                output::report(&error.into());
+                code = exit::FAILED;
+            }
+        }
+    }
+    Ok(code)
+}

@@ -1,0 +1,311 @@
+//! Starting and ending a daemon of a test's own.
+
+use crate::api::Api;
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A daemon answers within a second; a busy machine may need many.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The program under test: `PANDO_BIN`, else the release build of this workspace.
+pub fn pando() -> PathBuf {
+    std::env::var_os("PANDO_BIN").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/pando"),
+        PathBuf::from,
+    )
+}
+
+/// How a world differs from the usual one.
+#[derive(Default)]
+pub struct Options {
+    /// Use this directory for state instead of a fresh one; it is not removed.
+    pub state_dir: Option<PathBuf>,
+    /// Environment of the daemon.
+    pub env: Vec<(String, String)>,
+    /// Do not make the template `base`.
+    pub without_template: bool,
+}
+
+/// A daemon and its state, removed with all sandboxes when dropped.
+pub struct World {
+    temporary: TempDir,
+    state_dir: PathBuf,
+    daemon: Option<Child>,
+    env: Vec<(String, String)>,
+    address: String,
+}
+
+/// What a command said and how it ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its exit code; -1 when a signal ended it.
+    pub code: i32,
+    /// Its stdout.
+    pub stdout: String,
+    /// Its stderr.
+    pub stderr: String,
+}
+
+impl World {
+    /// A fresh world with the template `base`.
+    pub fn start() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// A world with options.
+    pub fn with(options: Options) -> Self {
+        let temporary = tempfile::Builder::new().prefix("pando-test-").tempdir().expect("a temporary directory");
+        let state_dir = options.state_dir.unwrap_or_else(|| temporary.path().join("state"));
+        // Sandboxes' accounts must be able to pass through.
+        open_to_all(temporary.path());
+        let mut world = Self { temporary, state_dir, daemon: None, env: options.env, address: String::new() };
+        world.start_daemon();
+        if !options.without_template {
+            let made = world.run(["template", "bake", "base"].iter().chain(host_ca()));
+            assert_eq!(made.code, 0, "cannot make the template: {made:?}");
+        }
+        world
+    }
+
+    /// Starts the daemon, which is down.
+    pub fn start_daemon(&mut self) {
+        assert!(self.daemon.is_none(), "the daemon is up");
+        let mut command = Command::new(pando());
+        self.settings(&mut command).args(["serve", "--listen", "127.0.0.1:0"]);
+        let log = std::fs::File::options().create(true).append(true).open(self.log_path()).expect("a log");
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("`pando` starts");
+        let stdout = daemon.stdout.take().expect("it is piped");
+        self.daemon = Some(daemon);
+        // Its one line on stdout is where it listens, printed once it answers.
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("the daemon says where it listens");
+        let address = line.trim().strip_prefix("http://").unwrap_or_default().to_owned();
+        assert!(!address.is_empty(), "the daemon did not start: {}", self.log());
+        self.address = address;
+    }
+
+    /// Kills the daemon with SIGKILL; sandboxes run on.
+    pub fn kill_daemon(&mut self) {
+        let mut daemon = self.daemon.take().expect("the daemon is up");
+        daemon.kill().expect("it can be killed");
+        daemon.wait().expect("it ends");
+    }
+
+    /// The daemon's process id.
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.as_ref().expect("the daemon is up").id()
+    }
+
+    /// `http://ADDRESS:PORT`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The state directory.
+    pub fn state_dir(&self) -> &Path {
+        &self.state_dir
+    }
+
+    /// A place for a test's own files.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.temporary.path().join(name)
+    }
+
+    /// The directory of a sandbox.
+    pub fn sandbox_dir(&self, id: &str) -> PathBuf {
+        self.state_dir.join("v1/sandboxes").join(id)
+    }
+
+    /// The admin key.
+    pub fn key(&self) -> String {
+        std::fs::read_to_string(self.state_dir.join("admin.key")).expect("the admin key").trim().to_owned()
+    }
+
+    /// The REST API, with the admin key.
+    pub fn api(&self) -> Api {
+        Api::new(self.url(), Some(self.key()))
+    }
+
+    /// A command with this world's settings; not run yet.
+    pub fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = Command::new(pando());
+        self.settings(&mut command).env("PANDO_URL", self.url()).args(args);
+        command
+    }
+
+    /// Runs `pando ARGS` to its end.
+    pub fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Ran {
+        self.run_with_input(args, b"")
+    }
+
+    /// Runs `pando ARGS` with this on its stdin.
+    pub fn run_with_input<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>, input: &[u8]) -> Ran {
+        let mut command = self.command(args);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("`pando` starts");
+        let mut stdin = child.stdin.take().expect("it is piped");
+        let input = input.to_vec();
+        // A program that does not read its input must not block the test.
+        let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let output = child.wait_with_output().expect("`pando` ends");
+        feeder.join().expect("the feeder does not panic");
+        Ran {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Runs `pando ARGS`, which must succeed, and gives its stdout without the last newline.
+    pub fn ok<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> String {
+        let ran = self.run(args);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.stdout.trim_end_matches('\n').to_owned()
+    }
+
+    /// Makes a sandbox and gives its id.
+    pub fn create(&self) -> String {
+        self.ok(["create"])
+    }
+
+    /// Runs a shell line in a sandbox through REST, which must exit with 0, and gives its stdout.
+    pub fn sh(&self, id: &str, line: &str) -> String {
+        let answer = self.exec(id, &json!({ "shell": line }));
+        assert_eq!(answer["exit_code"], 0, "`{line}`: {answer}");
+        answer["stdout"].as_str().unwrap_or_default().trim_end_matches('\n').to_owned()
+    }
+
+    /// A blocking exec through REST, which must be answered with 200.
+    pub fn exec(&self, id: &str, request: &Value) -> Value {
+        let answer = self.api().post(&format!("/v1/sandboxes/{id}/exec"), request);
+        assert_eq!(answer.status, 200, "{request}: {}", answer.text);
+        answer.json()
+    }
+
+    /// The sandbox as REST shows it.
+    pub fn inspect(&self, id: &str) -> Value {
+        let answer = self.api().get(&format!("/v1/sandboxes/{id}"));
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()
+    }
+
+    /// Waits until a sandbox has this state, which an event brings about soon.
+    pub fn await_state(&self, id: &str, state: &str) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let found = self.inspect(id);
+            if found["state"] == state {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "still not {state}: {found}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The process id of a sandbox's shim.
+    pub fn shim_pid(&self, id: &str) -> u32 {
+        let text = std::fs::read_to_string(self.sandbox_dir(id).join("shim.pid")).expect("a shim");
+        text.split(' ').next().and_then(|pid| pid.parse().ok()).expect("a process id")
+    }
+
+    /// The process id of a sandbox's QEMU.
+    pub fn vmm_pid(&self, id: &str) -> u32 {
+        let shim = self.shim_pid(id);
+        let children = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
+        let direct = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        // QEMU is started by one of the shim's threads, not always by the first.
+        direct.or_else(|| child_of(shim)).expect("the shim has a child")
+    }
+
+    fn settings<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.env("PANDO_STATE_DIR", &self.state_dir).env_remove("PANDO_API_KEY").env_remove("PANDO_URL");
+        for (name, value) in &self.env {
+            command.env(name, value);
+        }
+        command
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.temporary.path().join("daemon.log")
+    }
+
+    /// The daemon's log so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn print_logs(&self) {
+        eprintln!("--- daemon.log\n{}", tail(&self.log_path()));
+        let Ok(sandboxes) = std::fs::read_dir(self.state_dir.join("v1/sandboxes")) else { return };
+        for sandbox in sandboxes.flatten() {
+            for name in ["shim.log", "console.log"] {
+                let path = sandbox.path().join(name);
+                if path.exists() {
+                    eprintln!("--- {}\n{}", path.display(), tail(&path));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.print_logs();
+        }
+        if self.daemon.is_some() {
+            let sandboxes = self.run(["ls", "-q"]);
+            for id in sandboxes.stdout.lines() {
+                self.run(["rm", id]);
+            }
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            drop(daemon.kill());
+            drop(daemon.wait());
+        }
+        // A daemon that a test killed left its shims: they go by their files.
+        if let Ok(sandboxes) = std::fs::read_dir(self.state_dir.join("v1/sandboxes")) {
+            for sandbox in sandboxes.flatten() {
+                let pid = std::fs::read_to_string(sandbox.path().join("shim.pid")).unwrap_or_default();
+                if let Some(pid) = pid.split(' ').next().filter(|pid| !pid.is_empty()) {
+                    drop(Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status());
+                }
+            }
+        }
+    }
+}
+
+/// The option that lets guests reach package indexes behind a proxy that only the host
+/// trusts, where that is how the machine is set up.
+fn host_ca() -> impl Iterator<Item = &'static &'static str> {
+    std::env::var_os("PANDO_TEST_HOST_CA").map(|_| &"--host-ca").into_iter()
+}
+
+fn child_of(parent: u32) -> Option<u32> {
+    let is_child = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after_name = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+        after_name.split_whitespace().nth(1) == Some(&parent.to_string())
+    };
+    let processes = std::fs::read_dir("/proc").ok()?;
+    processes.flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).find(is_child)
+}
+
+fn open_to_all(path: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711)).expect("its mode can be set");
+}
+
+/// The last 20 KiB of a file.
+fn tail(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = std::fs::File::open(path) {
+        drop(file.read_to_end(&mut bytes));
+    }
+    let start = bytes.len().saturating_sub(20 << 10);
+    String::from_utf8_lossy(&bytes[start..]).into_owned()
+}

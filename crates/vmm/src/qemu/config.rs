@@ -1,0 +1,96 @@
+//! What a QEMU is started with.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use pando_sys::spawn::Identity;
+use pando_types::{Accelerator, Size};
+
+/// Where a VM comes from.
+#[derive(Clone, Debug)]
+pub enum Start {
+    /// It boots a kernel.
+    Cold {
+        /// The kernel image.
+        kernel: PathBuf,
+        /// The initial file system, uncompressed.
+        initrd: PathBuf,
+        /// The kernel's arguments; see [`super::CommandLine`].
+        command_line: String,
+        /// Created, sparse. While the VM runs this *is* its memory.
+        memory: PathBuf,
+    },
+    /// It goes on where a snapshot was taken: [`crate::Vmm::load`] must follow.
+    Load {
+        /// The snapshot's memory file, which is only read: what the VM writes is its own.
+        memory: PathBuf,
+    },
+}
+
+impl Start {
+    /// The memory file.
+    pub fn memory(&self) -> &PathBuf {
+        match self {
+            Self::Cold { memory, .. } | Self::Load { memory } => memory,
+        }
+    }
+}
+
+/// QEMU's ends of the socket pairs between it and this process. They must be
+/// connected before a load; keep a duplicate to hand the VM to another QEMU.
+#[derive(Debug)]
+pub struct Channels {
+    /// Stream pair of the port `pando.ctl`.
+    pub ctl: OwnedFd,
+    /// Stream pair of the port `pando.data`.
+    pub data: OwnedFd,
+    /// Datagram pair of the network card: one Ethernet frame each.
+    pub nic: OwnedFd,
+}
+
+/// What confines QEMU.
+#[derive(Clone, Debug)]
+pub enum Jail {
+    /// Everything the kernel offers: landlock, seccomp, QEMU's own sandbox and,
+    /// where an identity is given, another user.
+    Strict {
+        /// The user that QEMU runs as; needs privilege.
+        identity: Option<Identity>,
+    },
+    /// Nothing but no-new-privileges and QEMU's own sandbox.
+    Off {
+        /// Why, for whoever reads the call.
+        reason: &'static str,
+    },
+}
+
+/// Everything a QEMU needs to start.
+#[derive(Debug)]
+pub struct QemuConfig {
+    /// The program, an absolute path.
+    pub binary: PathBuf,
+    /// How instructions are run.
+    pub accelerator: Accelerator,
+    /// CPUs and memory.
+    pub size: Size,
+    /// Where the VM comes from.
+    pub start: Start,
+    /// The template's root image, raw; `/dev/vda`, read-only.
+    pub root: PathBuf,
+    /// The layers of the writable disk, qcow2, the lowest first; `/dev/vdb`.
+    /// Only the last is written. What each lies on is taken from here alone.
+    pub disk: Vec<PathBuf>,
+    /// The sockets.
+    pub channels: Channels,
+    /// QEMU's working directory. Files in it QEMU may write; it can create none.
+    /// Everything else it is given can only be read, but a cold start's memory
+    /// and the last disk layer.
+    pub slot: PathBuf,
+    /// Log of the guest's console, written by this process and bounded.
+    pub console: PathBuf,
+    /// What confines QEMU.
+    pub jail: Jail,
+    /// Code cache of the translator, in MiB; without meaning for KVM.
+    /// [`super::TB_SIZE_MIB`] is the measured choice.
+    pub tb_size_mib: u32,
+}

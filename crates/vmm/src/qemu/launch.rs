@@ -1,0 +1,168 @@
+//! Starting a QEMU: its files, its jail, its sockets.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::Path;
+
+use pando_sys::jail::landlock::{Access, Policy, Ruleset};
+use pando_sys::jail::seccomp::Program;
+use pando_sys::spawn::{Child, Limit, Spawn};
+use pando_types::Accelerator;
+use tokio::net::UnixStream;
+
+use super::arguments::{arguments, descriptor};
+use super::config::{Channels, Jail, QemuConfig, Start};
+use crate::error::LaunchError;
+
+/// Descriptors that QEMU may have open: a dozen, and two for each disk layer.
+const OPEN_FILES: u64 = 1024;
+
+/// Where distributions keep what a QEMU maps and reads.
+const SYSTEM_PATHS: [&str; 8] = [
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/usr/share/qemu",
+    "/usr/share/seabios",
+    "/usr/share/qboot",
+    "/etc/ld.so.cache",
+];
+
+/// A started QEMU and this process's ends of its sockets.
+pub(super) struct Launched {
+    pub(super) child: Child,
+    pub(super) qmp: UnixStream,
+    pub(super) console: UnixStream,
+    pub(super) stderr: UnixStream,
+    pub(super) layers: Vec<String>,
+}
+
+/// Starts QEMU. Its life is tied to the calling thread's.
+pub(super) fn launch(config: &QemuConfig) -> Result<Launched, LaunchError> {
+    let arguments = arguments(config)?;
+    if let Start::Cold { memory, .. } = &config.start {
+        create_memory(memory, u64::from(config.size.memory_mib()) << 20)?;
+    }
+    let (qmp, qmp_theirs) = socket_pair()?;
+    let (console, console_theirs) = socket_pair()?;
+    let (stderr, stderr_theirs) = socket_pair()?;
+    let stdout_theirs = stderr_theirs.try_clone().map_err(LaunchError::Sockets)?;
+
+    let Channels { ctl, data, nic } = &config.channels;
+    let copy = |socket: &OwnedFd| socket.try_clone().map_err(LaunchError::Sockets);
+    let spawn = Spawn::new(&config.binary)
+        .args(&arguments)
+        .current_dir(&config.slot)
+        .new_session()
+        .death_signal(SIGKILL)
+        .limit(Limit::OpenFiles(OPEN_FILES))
+        .descriptor(stdout_theirs, 1)
+        .descriptor(stderr_theirs, 2)
+        .descriptor(qmp_theirs, descriptor::QMP)
+        .descriptor(copy(ctl)?, descriptor::CTL)
+        .descriptor(copy(data)?, descriptor::DATA)
+        .descriptor(copy(nic)?, descriptor::NIC)
+        .descriptor(console_theirs, descriptor::CONSOLE);
+    let (spawn, layers) = jail(spawn, config)?;
+    Ok(Launched {
+        child: spawn.spawn()?,
+        qmp,
+        console,
+        stderr,
+        layers,
+    })
+}
+
+/// The signal's number is the same on every Linux.
+pub(super) const SIGKILL: i32 = 9;
+
+/// Sparse, so that only what the guest touches takes space.
+fn create_memory(path: &Path, bytes: u64) -> Result<(), LaunchError> {
+    let create = || -> io::Result<()> {
+        File::options()
+            .write(true)
+            .create_new(true)
+            .open(path)?
+            .set_len(bytes)
+    };
+    create().map_err(|source| LaunchError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn socket_pair() -> Result<(UnixStream, OwnedFd), LaunchError> {
+    let pair = || -> io::Result<(UnixStream, OwnedFd)> {
+        let (ours, theirs) = StdStream::pair()?;
+        ours.set_nonblocking(true)?;
+        Ok((UnixStream::from_std(ours)?, theirs.into()))
+    };
+    pair().map_err(LaunchError::Sockets)
+}
+
+fn jail(spawn: Spawn, config: &QemuConfig) -> Result<(Spawn, Vec<String>), LaunchError> {
+    let mut layers = vec!["no-new-privileges".to_owned(), "qemu-sandbox".to_owned()];
+    let Jail::Strict { identity } = &config.jail else {
+        return Ok((spawn, layers));
+    };
+    let ruleset = Ruleset::new(&policy(config))?;
+    layers.push("seccomp".to_owned());
+    layers.extend(ruleset.layers().iter().cloned());
+    let mut spawn = spawn.landlock(ruleset).seccomp(Program::vmm()?);
+    if let Some(identity) = identity {
+        layers.push(format!("uid {}", identity.uid));
+        spawn = spawn.identity(*identity);
+    }
+    Ok((spawn, layers))
+}
+
+fn policy(config: &QemuConfig) -> Policy {
+    let mut policy = Policy::new().allow(&config.binary, Access::Execute);
+    for path in SYSTEM_PATHS {
+        policy = policy.allow_if_present(Path::new(path), Access::Execute);
+    }
+    // A QEMU outside `/usr` brings its libraries and firmware along.
+    for folder in ["lib", "share/qemu"] {
+        if let Some(prefix) = config.binary.parent().and_then(Path::parent) {
+            policy = policy.allow_if_present(&prefix.join(folder), Access::Execute);
+        }
+    }
+    if config.accelerator == Accelerator::Kvm {
+        policy = policy.allow(Path::new("/dev/kvm"), Access::Device);
+    }
+    // QEMU tries out what kinds of file locks there are on it.
+    policy = policy.allow(Path::new("/dev/null"), Access::Write);
+    policy = policy
+        .allow(&config.slot, Access::Write)
+        .allow(&config.root, Access::Read);
+    policy = match &config.start {
+        Start::Cold {
+            kernel,
+            initrd,
+            memory,
+            ..
+        } => policy
+            .allow(kernel, Access::Read)
+            .allow(initrd, Access::Read)
+            .allow(memory, Access::Write),
+        Start::Load { memory } => policy.allow(memory, Access::Read),
+    };
+    let top = config.disk.len().saturating_sub(1);
+    config
+        .disk
+        .iter()
+        .enumerate()
+        .fold(policy, |policy, (index, path)| {
+            policy.allow(
+                path,
+                if index == top {
+                    Access::Write
+                } else {
+                    Access::Read
+                },
+            )
+        })
+}

@@ -1,0 +1,386 @@
+//! The driver of QEMU (8.2 or newer), machine `microvm`.
+
+mod arguments;
+mod command_line;
+mod config;
+mod console;
+mod launch;
+mod qmp;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pando_sys::memory::GuestMemory;
+use pando_sys::readiness::Readiness;
+use pando_sys::spawn::Child;
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+
+pub use arguments::{CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, MACHINE, TB_SIZE_MIB};
+pub use command_line::{BakePoint, CommandLine};
+pub use config::{Channels, Jail, QemuConfig, Start};
+
+use crate::error::{LaunchError, VmmError};
+use crate::event::{ShutdownReason, VmEvent, VmExit};
+use crate::vmm::{PreparedOverlay, RunState, Vmm};
+use console::{Log, Tail};
+use launch::SIGKILL;
+use qmp::Qmp;
+
+/// How long a load may take. It is 3 to 9 ms of work; a host that starts 100
+/// VMs on two cores makes one wait for all the others.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Pause between two looks at a load, which mostly is done at the second.
+const LOAD_POLL: Duration = Duration::from_millis(1);
+
+/// How long the sockets of an ended QEMU are read on: what it said last is in
+/// them, and nothing else holds their other ends.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A running QEMU. Dropping it kills the process.
+#[derive(Debug)]
+pub struct Qemu {
+    child: Arc<Child>,
+    qmp: Arc<Qmp>,
+    memory: Arc<GuestMemory>,
+    layers: Vec<String>,
+    console: Tail,
+    exit: watch::Receiver<Option<VmExit>>,
+    disk: Mutex<DiskTop>,
+}
+
+/// The disk layer that is written.
+#[derive(Debug)]
+struct DiskTop {
+    /// Number of its node.
+    index: usize,
+    path: PathBuf,
+    /// Number of the next node, whether or not the last one came into use.
+    next: usize,
+}
+
+impl Qemu {
+    /// Starts a QEMU and waits until it answers. The VM does not run yet.
+    ///
+    /// QEMU dies with the *thread* that polls this: call it on a runtime's
+    /// worker that lives as long as the VM should, not on a blocking pool.
+    ///
+    /// # Errors
+    /// With what QEMU wrote to stderr, where it ended at once.
+    pub async fn launch(config: QemuConfig) -> Result<Self, LaunchError> {
+        let log = Log::create(&config.console).map_err(|source| LaunchError::File {
+            path: config.console.clone(),
+            source,
+        })?;
+        let launched = launch::launch(&config)?;
+        let child = Arc::new(launched.child);
+        let kill_on_error = KillOnDrop(Some(Arc::clone(&child)));
+        let memory = GuestMemory::open(child.pid(), config.start.memory());
+
+        let (qmp, qmp_task) = Qmp::new(launched.qmp);
+        let qmp = Arc::new(qmp);
+        let (console, stderr) = (Tail::default(), Tail::default());
+        let readers = [
+            qmp_task,
+            tokio::spawn(console::follow(
+                launched.console,
+                console.clone(),
+                Some(log),
+            )),
+            tokio::spawn(console::follow(launched.stderr, stderr.clone(), None)),
+        ];
+        let (exit_sender, mut exit) = watch::channel(None);
+        let pidfd = child
+            .pidfd()
+            .try_clone_to_owned()
+            .map_err(LaunchError::Sockets)?;
+        let pidfd = Readiness::new(pidfd).map_err(LaunchError::Sockets)?;
+        let watcher = Watcher {
+            child: Arc::clone(&child),
+            qmp: Arc::clone(&qmp),
+            console: console.clone(),
+            stderr,
+        };
+        tokio::spawn(watcher.watch(pidfd, readers, exit_sender));
+
+        match qmp.execute("qmp_capabilities", json!({})).await {
+            Ok(_) => {}
+            Err(VmmError::Ended) => return Err(ended(&mut exit).await),
+            Err(error) => return Err(LaunchError::Control(error)),
+        }
+        let top = config.disk.len().saturating_sub(1);
+        let path = config.disk.into_iter().next_back().unwrap_or_default();
+        let memory = Arc::new(memory?);
+        kill_on_error.disarm();
+        Ok(Self {
+            child,
+            qmp,
+            memory,
+            layers: launched.layers,
+            console,
+            exit,
+            disk: Mutex::new(DiskTop {
+                index: top,
+                path,
+                next: top + 1,
+            }),
+        })
+    }
+
+    async fn command(&self, command: &'static str) -> Result<(), VmmError> {
+        self.qmp.execute(command, json!({})).await.map(drop)
+    }
+
+    async fn status(&self) -> Result<String, VmmError> {
+        let command = "query-status";
+        let answer = self.qmp.execute(command, json!({})).await?;
+        let status = answer.get("status").and_then(Value::as_str);
+        status
+            .map(str::to_owned)
+            .ok_or(VmmError::Protocol { command })
+    }
+
+    async fn expect_paused(&self, status: String) -> Result<(), VmmError> {
+        match run_state(&status) {
+            Some(RunState::Paused) => Ok(()),
+            _ => Err(VmmError::State {
+                wanted: "paused",
+                found: status,
+            }),
+        }
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // The watcher reaps it. One that has ended already is left alone.
+        let _ = self.child.kill(SIGKILL);
+    }
+}
+
+impl Vmm for Qemu {
+    async fn load(&self, device_state: &Path) -> Result<(), VmmError> {
+        let uri = format!("file:{}", utf8(device_state)?);
+        self.qmp
+            .execute("migrate-incoming", json!({ "uri": uri }))
+            .await?;
+        let deadline = Instant::now() + LOAD_TIMEOUT;
+        loop {
+            let status = self.status().await?;
+            if run_state(&status) != Some(RunState::AwaitingLoad) {
+                return self.expect_paused(status).await;
+            }
+            if Instant::now() > deadline {
+                return Err(VmmError::State {
+                    wanted: "paused",
+                    found: status,
+                });
+            }
+            tokio::time::sleep(LOAD_POLL).await;
+        }
+    }
+
+    async fn cont(&self) -> Result<(), VmmError> {
+        self.command("cont").await
+    }
+
+    async fn stop(&self) -> Result<(), VmmError> {
+        self.command("stop").await
+    }
+
+    async fn run_state(&self) -> Result<RunState, VmmError> {
+        let status = self.status().await?;
+        run_state(&status).ok_or(VmmError::State {
+            wanted: "a known state",
+            found: status,
+        })
+    }
+
+    async fn save_device_state(&self, path: &Path) -> Result<(), VmmError> {
+        let filename = utf8(path)?;
+        self.expect_paused(self.status().await?).await?;
+        // QEMU's jail lets it write files in its slot, but create none.
+        File::create_new(path).map_err(|source| VmmError::File {
+            path: path.to_owned(),
+            source,
+        })?;
+        // Not live: a live save would also hand the disks over to another QEMU.
+        let arguments = json!({ "filename": filename, "live": false });
+        self.qmp
+            .execute("xen-save-devices-state", arguments)
+            .await
+            .map(drop)
+    }
+
+    async fn prepare_disk_overlay(&self, path: &Path) -> Result<PreparedOverlay, VmmError> {
+        let index = {
+            let mut top = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+            top.next += 1;
+            top.next - 1
+        };
+        // Without a lower layer: the switch below puts it on the current one.
+        for node in arguments::disk_layer(utf8(path)?, index, None, true) {
+            self.qmp.execute("blockdev-add", node).await?;
+        }
+        Ok(PreparedOverlay {
+            index,
+            path: path.to_owned(),
+        })
+    }
+
+    async fn switch_disk_overlay(&self, overlay: PreparedOverlay) -> Result<PathBuf, VmmError> {
+        let node = {
+            let top = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+            arguments::disk_node(top.index)
+        };
+        let arguments = json!({ "node": node, "overlay": arguments::disk_node(overlay.index) });
+        self.qmp.execute("blockdev-snapshot", arguments).await?;
+        let mut top = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        top.index = overlay.index;
+        Ok(std::mem::replace(&mut top.path, overlay.path))
+    }
+
+    fn guest_memory(&self) -> Arc<GuestMemory> {
+        Arc::clone(&self.memory)
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    fn layers(&self) -> &[String] {
+        &self.layers
+    }
+
+    fn subscribe(&self) -> broadcast::Receiver<VmEvent> {
+        self.qmp.subscribe()
+    }
+
+    async fn exited(&self) -> VmExit {
+        wait_for_exit(&mut self.exit.clone()).await
+    }
+
+    fn console_tail(&self) -> String {
+        self.console.text()
+    }
+
+    async fn quit(&self, grace: Duration) -> VmExit {
+        // An error means that it has ended, or will be killed below.
+        let asked = async {
+            let _ = self.command("quit").await;
+            self.exited().await
+        };
+        if let Ok(exit) = tokio::time::timeout(grace, asked).await {
+            return exit;
+        }
+        let _ = self.child.kill(SIGKILL);
+        self.exited().await
+    }
+}
+
+fn utf8(path: &Path) -> Result<&str, VmmError> {
+    path.to_str().ok_or_else(|| VmmError::Path(path.to_owned()))
+}
+
+fn run_state(status: &str) -> Option<RunState> {
+    match status {
+        "running" => Some(RunState::Running),
+        // `postmigrate` and the others are the paused VM's history.
+        "paused" | "prelaunch" | "postmigrate" | "finish-migrate" | "save-vm" => {
+            Some(RunState::Paused)
+        }
+        "inmigrate" => Some(RunState::AwaitingLoad),
+        "io-error" => Some(RunState::IoError),
+        "shutdown" => Some(RunState::Shutdown),
+        _ => None,
+    }
+}
+
+/// Kills a QEMU whose start did not come to its end.
+struct KillOnDrop(Option<Arc<Child>>);
+
+impl KillOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Some(child) = &self.0 {
+            let _ = child.kill(SIGKILL);
+        }
+    }
+}
+
+/// Waits for a QEMU's end and tells it with everything it said last.
+struct Watcher {
+    child: Arc<Child>,
+    qmp: Arc<Qmp>,
+    console: Tail,
+    stderr: Tail,
+}
+
+impl Watcher {
+    async fn watch(
+        self,
+        pidfd: Readiness,
+        readers: [JoinHandle<()>; 3],
+        sender: watch::Sender<Option<VmExit>>,
+    ) {
+        let exit = loop {
+            match self.child.try_wait() {
+                Ok(Some(exit)) => break exit,
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "QEMU was reaped by somebody else");
+                    break pando_sys::spawn::ChildExit::Signal(0);
+                }
+            }
+            if pidfd.readable().await.is_err() {
+                return; // The runtime shuts down.
+            }
+        };
+        let drained = async {
+            for reader in readers {
+                let _ = reader.await;
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
+        let shutdown = self.qmp.shutdown();
+        // A panic restarts the guest; words on the console without that are only words.
+        let restarted = shutdown == Some(ShutdownReason::GuestReset);
+        let end = VmExit {
+            exit,
+            shutdown,
+            panic: self.console.panic().filter(|_| restarted),
+            stderr: self.stderr.text(),
+        };
+        sender.send_replace(Some(end));
+    }
+}
+
+async fn wait_for_exit(exit: &mut watch::Receiver<Option<VmExit>>) -> VmExit {
+    loop {
+        if let Some(end) = exit.borrow_and_update().clone() {
+            return end;
+        }
+        if exit.changed().await.is_err() {
+            // The watcher never ends without sending, unless the runtime does,
+            // and then nobody is left to be told.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn ended(exit: &mut watch::Receiver<Option<VmExit>>) -> LaunchError {
+    let end = wait_for_exit(exit).await;
+    LaunchError::Ended {
+        exit: end.exit.to_string(),
+        stderr: end.stderr.trim().to_owned(),
+    }
+}
