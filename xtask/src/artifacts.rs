@@ -27,6 +27,23 @@ pub(crate) fn cargo(root: &Path) -> Command {
     command
 }
 
+/// `cargo xtask codegen`, with the generators that are left out otherwise.
+pub(crate) fn codegen_command(root: &Path, check: bool) -> Command {
+    let mut command = cargo(root);
+    command.args([
+        "run",
+        "--quiet",
+        "--package",
+        "xtask",
+        "--features",
+        "codegen",
+    ]);
+    command
+        .args(["--", "codegen"])
+        .args(check.then_some("--check"));
+    command
+}
+
 /// Where cargo puts what it builds.
 pub(crate) fn target_dir(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)

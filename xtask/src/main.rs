@@ -7,6 +7,7 @@
 )]
 
 mod artifacts;
+#[cfg(feature = "codegen")]
 mod codegen;
 mod daemon;
 mod deny;
@@ -89,9 +90,22 @@ fn run(task: Task) -> Result<()> {
             quickstart::build_image(&steps::Steps::start(&root, "image.log")?, host_ca)
         }
         Task::Test(options) => test::run(&root, &options),
-        Task::Codegen { check } => codegen::run(&root, check),
+        Task::Codegen { check } => generate(&root, check),
         Task::Uninstall { yes } => uninstall::run(&root, yes || in_ci()),
     }
+}
+
+#[cfg(feature = "codegen")]
+fn generate(root: &Path, check: bool) -> Result<()> {
+    codegen::run(root, check)
+}
+
+/// Hands over to this program built with the generators.
+#[cfg(not(feature = "codegen"))]
+fn generate(root: &Path, check: bool) -> Result<()> {
+    let status = artifacts::codegen_command(root, check).status()?;
+    anyhow::ensure!(status.success(), "code generation failed");
+    Ok(())
 }
 
 /// Whether nobody is there to be asked, and the machine is there to be changed.

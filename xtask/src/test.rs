@@ -7,7 +7,7 @@
 
 use crate::packages::{self, Purpose};
 use crate::steps::{Steps, seconds};
-use crate::{artifacts, codegen, deny, in_ci, quickstart};
+use crate::{artifacts, deny, in_ci, quickstart};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::path::Path;
 use std::process::Command;
@@ -69,7 +69,9 @@ fn check(steps: &Steps, root: &Path) -> Result<()> {
     steps.step("formatting", || {
         steps.run(&mut cargo(&["fmt", "--all", "--check"]))
     })?;
-    steps.step("generated code", || codegen::run(root, true))?;
+    steps.step("generated code", || {
+        steps.run(&mut artifacts::codegen_command(root, true))
+    })?;
     steps.step("licences, bans, sources", || deny::check(steps, root))?;
     steps.step("building the guest agent", || {
         artifacts::build_agent(steps, root)

@@ -41,7 +41,7 @@ impl Budget {
 static LOG: OnceLock<Log> = OnceLock::new();
 
 /// Opens the console. Lines before that are lost.
-pub fn open() {
+pub(crate) fn open() {
     if let Ok(console) = OpenOptions::new().write(true).open("/dev/console") {
         let budget = Mutex::new(Budget {
             since: Instant::now(),
@@ -53,7 +53,7 @@ pub fn open() {
 }
 
 /// Writes a line, if the budget allows it.
-pub fn line(text: &str) {
+pub(crate) fn line(text: &str) {
     let Some(log) = LOG.get() else { return };
     let mut budget = log.budget.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(dropped) = budget.take(Instant::now()) {
@@ -65,7 +65,7 @@ pub fn line(text: &str) {
 }
 
 /// Writes a line whatever the budget says: the last words.
-pub fn last_words(text: &str) {
+pub(crate) fn last_words(text: &str) {
     if let Some(log) = LOG.get() {
         write(&log.console, text);
     }

@@ -5,7 +5,7 @@ use std::fs;
 
 /// A line of `/etc/passwd`, with the groups that name the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
+pub(crate) struct User {
     /// Login name.
     pub name: String,
     /// User id.
@@ -21,14 +21,14 @@ pub struct User {
 }
 
 /// Whose processes and files they are where a request names nobody.
-pub const DEFAULT_USER: &str = "user";
+pub(crate) const DEFAULT_USER: &str = "user";
 
 /// Where a passwd line names no shell.
 const DEFAULT_SHELL: &str = "/bin/sh";
 
 impl User {
     /// Looks a user up by name.
-    pub fn find(name: &str) -> Option<Self> {
+    pub(crate) fn find(name: &str) -> Option<Self> {
         let passwd = fs::read_to_string("/etc/passwd").ok()?;
         let group = fs::read_to_string("/etc/group").unwrap_or_default();
         find_in(name, &passwd, &group)
@@ -47,7 +47,11 @@ fn find_in(name: &str, passwd: &str, group: &str) -> Option<User> {
     let mut groups = vec![gid];
     groups.extend(group.lines().filter_map(|line| group_of(name, line)));
     groups.dedup();
-    let shell = if shell.is_empty() { DEFAULT_SHELL } else { shell };
+    let shell = if shell.is_empty() {
+        DEFAULT_SHELL
+    } else {
+        shell
+    };
     Some(User {
         name: name.to_owned(),
         uid: uid.parse().ok()?,
@@ -62,18 +66,22 @@ fn find_in(name: &str, passwd: &str, group: &str) -> Option<User> {
 fn group_of(name: &str, line: &str) -> Option<u32> {
     let mut fields = line.split(':').skip(2);
     let id = fields.next()?.parse().ok()?;
-    fields.next()?.split(',').any(|member| member == name).then_some(id)
+    fields
+        .next()?
+        .split(',')
+        .any(|member| member == name)
+        .then_some(id)
 }
 
 /// Names of users and groups by id.
-pub struct Names {
+pub(crate) struct Names {
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
 }
 
 impl Names {
     /// Reads both files.
-    pub fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let ids = |path| names_by_id(&fs::read_to_string(path).unwrap_or_default());
         Self {
             users: ids("/etc/passwd"),
@@ -82,13 +90,19 @@ impl Names {
     }
 
     /// The user's name, or the id in digits.
-    pub fn user(&self, uid: u32) -> String {
-        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    pub(crate) fn user(&self, uid: u32) -> String {
+        self.users
+            .get(&uid)
+            .cloned()
+            .unwrap_or_else(|| uid.to_string())
     }
 
     /// The group's name, or the id in digits.
-    pub fn group(&self, gid: u32) -> String {
-        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+    pub(crate) fn group(&self, gid: u32) -> String {
+        self.groups
+            .get(&gid)
+            .cloned()
+            .unwrap_or_else(|| gid.to_string())
     }
 }
 
@@ -110,7 +124,8 @@ fn names_by_id(file: &str) -> HashMap<u32, String> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:\nbroken:x:1\n";
+    const PASSWD: &str =
+        "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:\nbroken:x:1\n";
     const GROUP: &str = "root:x:0:\nsudo:x:27:other,user\nusers:x:100:superuser\nuser:x:1000:\n";
 
     #[test]
@@ -118,7 +133,10 @@ mod tests {
         let user = find_in("user", PASSWD, GROUP).expect("user");
         assert_eq!((user.uid, user.gid), (1000, 1000));
         assert_eq!(user.groups, [1000, 27]);
-        assert_eq!((user.home.as_str(), user.shell.as_str()), ("/home/user", "/bin/sh"));
+        assert_eq!(
+            (user.home.as_str(), user.shell.as_str()),
+            ("/home/user", "/bin/sh")
+        );
     }
 
     #[test]
@@ -134,7 +152,10 @@ mod tests {
             users: names_by_id(PASSWD),
             groups: names_by_id(GROUP),
         };
-        assert_eq!((names.user(1000), names.user(7)), ("user".into(), "7".into()));
+        assert_eq!(
+            (names.user(1000), names.user(7)),
+            ("user".into(), "7".into())
+        );
         assert_eq!(names.group(27), "sudo");
     }
 }

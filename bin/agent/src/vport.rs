@@ -17,6 +17,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::Sleep;
 
+use crate::descriptor;
+
 /// How long to leave a hung-up port alone.
 const HANG_UP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -28,7 +30,7 @@ const OPEN_PAUSE: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// There is no such port.
-pub async fn open(name: &str) -> io::Result<(PortHalf, PortHalf)> {
+pub(crate) async fn open(name: &str) -> io::Result<(PortHalf, PortHalf)> {
     let mut failure = io::Error::from(io::ErrorKind::NotFound);
     for _ in 0..OPEN_ATTEMPTS {
         match open_now(name) {
@@ -60,7 +62,7 @@ fn open_now(name: &str) -> io::Result<(PortHalf, PortHalf)> {
 }
 
 /// One direction of a port.
-pub struct PortHalf {
+pub(crate) struct PortHalf {
     state: State,
     interest: Interest,
 }
@@ -102,7 +104,7 @@ impl PortHalf {
             State::Open(registered, port) => {
                 if registered.is_none() {
                     let port = port.take().ok_or(io::ErrorKind::BrokenPipe)?;
-                    *registered = Some(AsyncFd::with_interest(port, interest)?);
+                    *registered = Some(descriptor::register(port, interest)?);
                 }
                 let registered = registered.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
                 Poll::Ready(Ok(registered))

@@ -1,14 +1,22 @@
 //! The command line: what can be typed. `docs/cli.md` is generated from it.
 
-use crate::config::Key;
+use crate::config::SettingKey;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Computers for AI agents to work in: microVMs that start in the time of a container.
 #[derive(Debug, Parser)]
-#[command(name = "pando", version, max_term_width = 100, disable_help_subcommand = true, arg_required_else_help = true)]
+#[command(
+    name = "pando",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    arg_required_else_help = true
+)]
+#[command(after_long_help = exit_codes())]
 pub(crate) struct Cli {
     /// Flags of every command.
     #[command(flatten)]
@@ -16,6 +24,31 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Reads a command line, the program's name first.
+    pub(crate) fn read(line: &[OsString]) -> Result<Self, clap::Error> {
+        let mut cli = Self::try_parse_from(line)?;
+        if let Command::Run(run) = &mut cli.command {
+            // The words are the line's end.
+            let before = line
+                .len()
+                .checked_sub(run.words.len() + 1)
+                .and_then(|index| line.get(index));
+            run.after_dashes = before.is_some_and(|word| word == "--");
+        }
+        Ok(cli)
+    }
+}
+
+/// The exit codes, below the help of all commands.
+fn exit_codes() -> String {
+    let mut text = String::from("Exit codes:\n");
+    for (code, meaning) in crate::exit::TABLE {
+        text.push_str(&format!("  {code:<6} {}\n", meaning.replace('`', "")));
+    }
+    text
 }
 
 /// Flags of every command.
@@ -34,11 +67,11 @@ pub(crate) struct Global {
 
 impl Global {
     /// The flags as settings.
-    pub(crate) fn settings(&self) -> Vec<(Key, Option<String>)> {
+    pub(crate) fn settings(&self) -> Vec<(SettingKey, Option<String>)> {
         vec![
-            (Key::Url, self.url.clone()),
-            (Key::StateDir, self.state_dir.clone()),
-            (Key::ConfigFile, self.config.clone()),
+            (SettingKey::Url, self.url.clone()),
+            (SettingKey::StateDir, self.state_dir.clone()),
+            (SettingKey::ConfigFile, self.config.clone()),
         ]
     }
 }
@@ -143,6 +176,9 @@ pub(crate) struct SandboxFlags {
 
 /// `pando run`.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "pando run [OPTIONS] -- PROGRAM [ARGS]...\n       pando run [OPTIONS] FILE [ARGS]..."
+)]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) sandbox: SandboxFlags,
@@ -151,13 +187,17 @@ pub(crate) struct Run {
     /// Keep the sandbox and print its id on stderr
     #[arg(long)]
     pub(crate) keep: bool,
-    /// A file to copy in and run, and its arguments
-    #[arg(value_name = "FILE", conflicts_with = "argv", required_unless_present = "argv")]
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) file: Vec<String>,
-    /// A program of the sandbox and its arguments
-    #[arg(value_name = "PROGRAM", last = true)]
-    pub(crate) argv: Vec<String>,
+    /// After `--` a program of the sandbox, else a file to copy in; then its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) words: Vec<String>,
+    /// Whether `--` stands before the words; the parser does not tell.
+    #[arg(skip)]
+    pub(crate) after_dashes: bool,
 }
 
 /// `pando create`.
@@ -187,7 +227,12 @@ pub(crate) struct Exec {
     /// The sandbox: id, a prefix of it, or name
     pub(crate) id: String,
     /// The program and its arguments
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     pub(crate) argv: Vec<String>,
 }
 
@@ -355,8 +400,11 @@ pub(crate) struct Serve {
 
 impl Serve {
     /// The flags as settings.
-    pub(crate) fn settings(&self) -> Vec<(Key, Option<String>)> {
-        vec![(Key::Listen, self.listen.clone()), (Key::Accel, self.accel.clone())]
+    pub(crate) fn settings(&self) -> Vec<(SettingKey, Option<String>)> {
+        vec![
+            (SettingKey::Listen, self.listen.clone()),
+            (SettingKey::Accel, self.accel.clone()),
+        ]
     }
 }
 
@@ -386,7 +434,9 @@ fn pair(text: &str) -> Result<(String, String), String> {
 /// `90`, `90s`, `1.5m`, `1h`.
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a time such as 90, 90s, 5m or 1h".to_owned();
-    let split = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
+    let split = text
+        .find(|character: char| character.is_ascii_alphabetic())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let seconds = match unit {
         "" | "s" => 1.0,
@@ -396,7 +446,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let seconds = number.parse::<f64>().map_err(|_| wrong())? * seconds;
-    if seconds > 0.0 && seconds.is_finite() { Duration::try_from_secs_f64(seconds).map_err(|_| wrong()) } else { Err(wrong()) }
+    if seconds > 0.0 && seconds.is_finite() {
+        Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+    } else {
+        Err(wrong())
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// A setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
+pub(crate) enum SettingKey {
     /// See [`SETTINGS`] for each.
     ConfigFile,
     StateDir,
@@ -32,7 +32,7 @@ pub(crate) enum Key {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     /// Which.
-    pub(crate) key: Key,
+    pub(crate) key: SettingKey,
     /// Its name in the configuration file.
     pub(crate) name: &'static str,
     /// Its environment variable.
@@ -44,29 +44,35 @@ pub(crate) struct Setting {
 }
 
 const fn setting(
-    key: Key,
+    key: SettingKey,
     (name, variable): (&'static str, &'static str),
     default: &'static str,
     meaning: &'static str,
 ) -> Setting {
-    Setting { key, name, variable, default, meaning }
+    Setting {
+        key,
+        name,
+        variable,
+        default,
+        meaning,
+    }
 }
 
 /// Every setting.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
-    setting(Key::ConfigFile, ("config", "PANDO_CONFIG"), "`/etc/pando/pando.toml` as root, else `~/.config/pando/pando.toml`", "The configuration file: TOML, a key a line, the names of this table."),
-    setting(Key::StateDir, ("state_dir", "PANDO_STATE_DIR"), "`/var/lib/pando` as root, else `~/.local/state/pando`", "Sandboxes, their disks, the index and the admin key."),
-    setting(Key::CacheDir, ("cache_dir", "PANDO_CACHE_DIR"), "`/var/cache/pando` as root, else `~/.cache/pando`", "Images and bakes; all of it can be made again."),
-    setting(Key::LogFile, ("log_file", "PANDO_LOG_FILE"), "`daemon.log` in the state directory", "Log of a daemon in the background; rotated at 8 MiB, one old file is kept."),
-    setting(Key::Url, ("url", "PANDO_URL"), "`http://127.0.0.1:7000`, or what `listen` says", "The daemon that commands speak to."),
-    setting(Key::ApiKey, ("api_key", "PANDO_API_KEY"), "the line in `admin.key` in the state directory", "The key that commands send."),
-    setting(Key::Listen, ("listen", "PANDO_LISTEN"), "`127.0.0.1:7000`", "The address that the daemon listens on."),
-    setting(Key::PublicHosts, ("public_hosts", "PANDO_PUBLIC_HOSTS"), "none", "Further host names that the daemon answers for, with commas between."),
-    setting(Key::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
-    setting(Key::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
-    setting(Key::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the host's own mirror, else `deb.debian.org`", "Where the packages of `base` come from."),
-    setting(Key::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
+    setting(SettingKey::ConfigFile, ("config", "PANDO_CONFIG"), "`/etc/pando/pando.toml` as root, else `~/.config/pando/pando.toml`", "The configuration file: TOML, a key a line, the names of this table."),
+    setting(SettingKey::StateDir, ("state_dir", "PANDO_STATE_DIR"), "`/var/lib/pando` as root, else `~/.local/state/pando`", "Sandboxes, their disks, the index and the admin key."),
+    setting(SettingKey::CacheDir, ("cache_dir", "PANDO_CACHE_DIR"), "`/var/cache/pando` as root, else `~/.cache/pando`", "Images and bakes; all of it can be made again."),
+    setting(SettingKey::LogFile, ("log_file", "PANDO_LOG_FILE"), "`daemon.log` in the state directory", "Log of a daemon in the background; rotated at 8 MiB, one old file is kept."),
+    setting(SettingKey::Url, ("url", "PANDO_URL"), "`http://127.0.0.1:7000`, or what `listen` says", "The daemon that commands speak to."),
+    setting(SettingKey::ApiKey, ("api_key", "PANDO_API_KEY"), "the line in `admin.key` in the state directory", "The key that commands send."),
+    setting(SettingKey::Listen, ("listen", "PANDO_LISTEN"), "`127.0.0.1:7000`", "The address that the daemon listens on."),
+    setting(SettingKey::PublicHosts, ("public_hosts", "PANDO_PUBLIC_HOSTS"), "none", "Further host names that the daemon answers for, with commas between."),
+    setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
+    setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
+    setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the host's own mirror, else `deb.debian.org`", "Where the packages of `base` come from."),
+    setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
 ];
 
 /// Where a value comes from.
@@ -92,7 +98,7 @@ impl fmt::Display for Source {
 /// Every value with its source.
 #[derive(Debug)]
 pub(crate) struct Config {
-    values: BTreeMap<Key, (String, Source)>,
+    values: BTreeMap<SettingKey, (String, Source)>,
 }
 
 /// What the defaults depend on.
@@ -105,26 +111,42 @@ pub(crate) struct Surroundings<'a> {
 
 impl Config {
     /// Reads all settings; `flags` are those given on the command line.
-    pub(crate) fn load(flags: &[(Key, Option<String>)], surroundings: &Surroundings<'_>) -> anyhow::Result<Self> {
-        let given = |key: Key, name: &str| {
-            let flag = flags.iter().find(|(flag, _)| *flag == key).and_then(|(_, value)| value.clone());
+    pub(crate) fn load(
+        flags: &[(SettingKey, Option<String>)],
+        surroundings: &Surroundings<'_>,
+    ) -> anyhow::Result<Self> {
+        let given = |key: SettingKey, name: &str| {
+            let flag = flags
+                .iter()
+                .find(|(flag, _)| *flag == key)
+                .and_then(|(_, value)| value.clone());
             let flag = flag.map(|value| (value, Source::Flag));
             // An empty variable counts as none, as in most shells' idioms.
             let variable = || (surroundings.variable)(name).filter(|value| !value.is_empty());
             flag.or_else(|| variable().map(|value| (value, Source::Environment)))
         };
         let file_setting = &SETTINGS[0];
-        let (config_file, config_source) = match given(Key::ConfigFile, file_setting.variable) {
-            Some(given) => given,
-            None => (default_path(Key::ConfigFile, surroundings)?, Source::Default),
-        };
+        let (config_file, config_source) =
+            match given(SettingKey::ConfigFile, file_setting.variable) {
+                Some(given) => given,
+                None => (
+                    default_path(SettingKey::ConfigFile, surroundings)?,
+                    Source::Default,
+                ),
+            };
         let file = read_file(Path::new(&config_file), config_source != Source::Default)?;
-        let mut values = BTreeMap::from([(Key::ConfigFile, (config_file, config_source))]);
+        let mut values = BTreeMap::from([(SettingKey::ConfigFile, (config_file, config_source))]);
         for setting in &SETTINGS[1..] {
-            let in_file = || file.get(setting.name).map(|value| (value.clone(), Source::File));
+            let in_file = || {
+                file.get(setting.name)
+                    .map(|value| (value.clone(), Source::File))
+            };
             let value = match given(setting.key, setting.variable).or_else(in_file) {
                 Some(value) => value,
-                None => (default_of(setting.key, &values, surroundings)?, Source::Default),
+                None => (
+                    default_of(setting.key, &values, surroundings)?,
+                    Source::Default,
+                ),
             };
             values.insert(setting.key, absolute(setting.key, value)?);
         }
@@ -132,53 +154,66 @@ impl Config {
     }
 
     /// Reads all settings from this process's surroundings.
-    pub(crate) fn of_process(flags: &[(Key, Option<String>)]) -> anyhow::Result<Self> {
+    pub(crate) fn of_process(flags: &[(SettingKey, Option<String>)]) -> anyhow::Result<Self> {
         let root = rustix::process::geteuid().is_root();
-        Self::load(flags, &Surroundings { variable: &|name| std::env::var(name).ok(), root })
+        Self::load(
+            flags,
+            &Surroundings {
+                variable: &|name| std::env::var(name).ok(),
+                root,
+            },
+        )
     }
 
     /// A value; the empty string where there is none.
-    pub(crate) fn get(&self, key: Key) -> &str {
+    pub(crate) fn get(&self, key: SettingKey) -> &str {
         self.values.get(&key).map_or("", |(value, _)| value)
     }
 
     /// Where a value comes from.
-    pub(crate) fn source(&self, key: Key) -> Source {
-        self.values.get(&key).map_or(Source::Default, |(_, source)| *source)
+    pub(crate) fn source(&self, key: SettingKey) -> Source {
+        self.values
+            .get(&key)
+            .map_or(Source::Default, |(_, source)| *source)
     }
 
     /// A value that is a path.
-    pub(crate) fn path(&self, key: Key) -> PathBuf {
+    pub(crate) fn path(&self, key: SettingKey) -> PathBuf {
         PathBuf::from(self.get(key))
     }
 
     /// The file that holds the first key.
     pub(crate) fn admin_key_file(&self) -> PathBuf {
-        self.path(Key::StateDir).join("admin.key")
+        self.path(SettingKey::StateDir).join("admin.key")
     }
 
     /// The key that commands send, if there is one to be had.
     pub(crate) fn api_key(&self) -> Option<String> {
-        match self.get(Key::ApiKey) {
-            "" => fs::read_to_string(self.admin_key_file()).ok().map(|text| text.trim().to_owned()),
+        match self.get(SettingKey::ApiKey) {
+            "" => fs::read_to_string(self.admin_key_file())
+                .ok()
+                .map(|text| text.trim().to_owned()),
             key => Some(key.to_owned()),
         }
     }
 
     /// Further host names of the daemon.
     pub(crate) fn public_hosts(&self) -> Vec<String> {
-        let names = self.get(Key::PublicHosts).split(',').map(str::trim);
-        names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
+        let names = self.get(SettingKey::PublicHosts).split(',').map(str::trim);
+        names
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Every path that a person may ask for, with what it is.
     pub(crate) fn paths(&self) -> Vec<(&'static str, PathBuf)> {
-        let state = self.path(Key::StateDir);
+        let state = self.path(SettingKey::StateDir);
         vec![
-            ("config", self.path(Key::ConfigFile)),
+            ("config", self.path(SettingKey::ConfigFile)),
             ("state", state.clone()),
-            ("cache", self.path(Key::CacheDir)),
-            ("log", self.path(Key::LogFile)),
+            ("cache", self.path(SettingKey::CacheDir)),
+            ("log", self.path(SettingKey::LogFile)),
             ("key", self.admin_key_file()),
             ("sockets", state.join("v1/sandboxes")),
         ]
@@ -189,10 +224,18 @@ impl Config {
 fn read_file(path: &Path, required: bool) -> anyhow::Result<BTreeMap<String, String>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => return Ok(BTreeMap::new()),
-        Err(error) => return Err(error).context(format!("cannot read the configuration file `{}`", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => {
+            return Ok(BTreeMap::new());
+        }
+        Err(error) => {
+            return Err(error).context(format!(
+                "cannot read the configuration file `{}`",
+                path.display()
+            ));
+        }
     };
-    parse_file(&text).with_context(|| format!("the configuration file `{}` is wrong", path.display()))
+    parse_file(&text)
+        .with_context(|| format!("the configuration file `{}` is wrong", path.display()))
 }
 
 fn parse_file(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
@@ -200,13 +243,19 @@ fn parse_file(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let mut values = BTreeMap::new();
     for (name, value) in table {
         if !SETTINGS[1..].iter().any(|setting| setting.name == name) {
-            let known = SETTINGS[1..].iter().map(|setting| setting.name).collect::<Vec<_>>().join(", ");
+            let known = SETTINGS[1..]
+                .iter()
+                .map(|setting| setting.name)
+                .collect::<Vec<_>>()
+                .join(", ");
             bail!("`{name}` is not a setting; there are {known}");
         }
         let text = match value {
             toml::Value::String(text) => text,
             toml::Value::Array(items) => {
-                let items = items.iter().map(|item| item.as_str().context("a list may hold text only"));
+                let items = items
+                    .iter()
+                    .map(|item| item.as_str().context("a list may hold text only"));
                 items.collect::<anyhow::Result<Vec<_>>>()?.join(",")
             }
             _ => bail!("`{name}` must be text or a list of texts"),
@@ -217,20 +266,28 @@ fn parse_file(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
 }
 
 fn default_of(
-    key: Key,
-    known: &BTreeMap<Key, (String, Source)>,
+    key: SettingKey,
+    known: &BTreeMap<SettingKey, (String, Source)>,
     surroundings: &Surroundings<'_>,
 ) -> anyhow::Result<String> {
-    let value = |key: Key| known.get(&key).map_or("", |(value, _)| value.as_str());
+    let value = |key: SettingKey| known.get(&key).map_or("", |(value, _)| value.as_str());
     Ok(match key {
-        Key::ConfigFile | Key::StateDir | Key::CacheDir => default_path(key, surroundings)?,
-        Key::LogFile => Path::new(value(Key::StateDir)).join("daemon.log").display().to_string(),
-        Key::Listen => DEFAULT_LISTEN.to_owned(),
-        Key::Accel => "auto".to_owned(),
-        Key::Qemu => "qemu-system-x86_64".to_owned(),
-        Key::Log => "info".to_owned(),
+        SettingKey::ConfigFile | SettingKey::StateDir | SettingKey::CacheDir => {
+            default_path(key, surroundings)?
+        }
+        SettingKey::LogFile => Path::new(value(SettingKey::StateDir))
+            .join("daemon.log")
+            .display()
+            .to_string(),
+        SettingKey::Listen => DEFAULT_LISTEN.to_owned(),
+        SettingKey::Accel => "auto".to_owned(),
+        SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
+        SettingKey::Log => "info".to_owned(),
         // `url` follows `listen`, which comes later in the table; see `url`.
-        Key::Url | Key::ApiKey | Key::PublicHosts | Key::DebianMirror => String::new(),
+        SettingKey::Url
+        | SettingKey::ApiKey
+        | SettingKey::PublicHosts
+        | SettingKey::DebianMirror => String::new(),
     })
 }
 
@@ -240,11 +297,13 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:7000";
 impl Config {
     /// The daemon's address: as given, else where a daemon of these settings listens.
     pub(crate) fn url(&self) -> String {
-        match self.get(Key::Url) {
+        match self.get(SettingKey::Url) {
             "" => {
-                let listen = self.get(Key::Listen);
+                let listen = self.get(SettingKey::Listen);
                 // A wildcard is no address to connect to.
-                let reachable = listen.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]");
+                let reachable = listen
+                    .replace("0.0.0.0", "127.0.0.1")
+                    .replace("[::]", "[::1]");
                 format!("http://{reachable}")
             }
             url => url.to_owned(),
@@ -252,36 +311,43 @@ impl Config {
     }
 }
 
-fn default_path(key: Key, surroundings: &Surroundings<'_>) -> anyhow::Result<String> {
+fn default_path(key: SettingKey, surroundings: &Surroundings<'_>) -> anyhow::Result<String> {
     if surroundings.root {
         let path = match key {
-            Key::ConfigFile => "/etc/pando/pando.toml",
-            Key::StateDir => "/var/lib/pando",
+            SettingKey::ConfigFile => "/etc/pando/pando.toml",
+            SettingKey::StateDir => "/var/lib/pando",
             _ => "/var/cache/pando",
         };
         return Ok(path.to_owned());
     }
     let (variable, below_home, rest) = match key {
-        Key::ConfigFile => ("XDG_CONFIG_HOME", ".config", "pando/pando.toml"),
-        Key::StateDir => ("XDG_STATE_HOME", ".local/state", "pando"),
+        SettingKey::ConfigFile => ("XDG_CONFIG_HOME", ".config", "pando/pando.toml"),
+        SettingKey::StateDir => ("XDG_STATE_HOME", ".local/state", "pando"),
         _ => ("XDG_CACHE_HOME", ".cache", "pando"),
     };
-    let base = match (surroundings.variable)(variable).filter(|path| Path::new(path).is_absolute()) {
+    let base = match (surroundings.variable)(variable).filter(|path| Path::new(path).is_absolute())
+    {
         Some(base) => PathBuf::from(base),
         None => {
             let home = (surroundings.variable)("HOME").filter(|home| !home.is_empty());
-            PathBuf::from(home.context("HOME is not set: set it, or PANDO_STATE_DIR and PANDO_CACHE_DIR")?)
-                .join(below_home)
+            PathBuf::from(
+                home.context("HOME is not set: set it, or PANDO_STATE_DIR and PANDO_CACHE_DIR")?,
+            )
+            .join(below_home)
         }
     };
     Ok(base.join(rest).display().to_string())
 }
 
 /// Paths are made absolute once, so that nothing later depends on the working directory.
-fn absolute(key: Key, (value, source): (String, Source)) -> anyhow::Result<(String, Source)> {
+fn absolute(
+    key: SettingKey,
+    (value, source): (String, Source),
+) -> anyhow::Result<(String, Source)> {
     match key {
-        Key::StateDir | Key::CacheDir | Key::LogFile => {
-            let path = std::path::absolute(&value).with_context(|| format!("`{value}` is not a path"))?;
+        SettingKey::StateDir | SettingKey::CacheDir | SettingKey::LogFile => {
+            let path =
+                std::path::absolute(&value).with_context(|| format!("`{value}` is not a path"))?;
             Ok((path.display().to_string(), source))
         }
         _ => Ok((value, source)),
@@ -292,51 +358,94 @@ fn absolute(key: Key, (value, source): (String, Source)) -> anyhow::Result<(Stri
 mod tests {
     use super::*;
 
-    fn load(flags: &[(Key, Option<String>)], variables: &[(&str, &str)], root: bool) -> anyhow::Result<Config> {
+    fn load(
+        flags: &[(SettingKey, Option<String>)],
+        variables: &[(&str, &str)],
+        root: bool,
+    ) -> anyhow::Result<Config> {
         let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Config::load(flags, &Surroundings { variable: &variable, root })
+        Config::load(
+            flags,
+            &Surroundings {
+                variable: &variable,
+                root,
+            },
+        )
     }
 
     #[test]
     fn the_table_is_in_the_order_of_its_keys() {
         assert!(SETTINGS.is_sorted_by_key(|setting| setting.key));
-        assert_eq!(SETTINGS[0].key, Key::ConfigFile);
+        assert_eq!(SETTINGS[0].key, SettingKey::ConfigFile);
     }
 
     #[test]
     fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pando.toml");
-        fs::write(&file, "listen = \"127.0.0.1:1\"\npublic_hosts = [\"a.example\", \"b.example\"]\n").unwrap();
+        fs::write(
+            &file,
+            "listen = \"127.0.0.1:1\"\npublic_hosts = [\"a.example\", \"b.example\"]\n",
+        )
+        .unwrap();
         let file = file.display().to_string();
         let base = [("HOME", "/h"), ("PANDO_CONFIG", &*file)];
         let config = load(&[], &base, false).unwrap();
-        assert_eq!((config.get(Key::Listen), config.source(Key::Listen)), ("127.0.0.1:1", Source::File));
+        assert_eq!(
+            (
+                config.get(SettingKey::Listen),
+                config.source(SettingKey::Listen)
+            ),
+            ("127.0.0.1:1", Source::File)
+        );
         assert_eq!(config.public_hosts(), ["a.example", "b.example"]);
         assert_eq!(config.url(), "http://127.0.0.1:1");
         let with_variable = [base[0], base[1], ("PANDO_LISTEN", "127.0.0.1:2")];
         let config = load(&[], &with_variable, false).unwrap();
-        assert_eq!((config.get(Key::Listen), config.source(Key::Listen)), ("127.0.0.1:2", Source::Environment));
-        let flag = [(Key::Listen, Some("127.0.0.1:3".to_owned()))];
+        assert_eq!(
+            (
+                config.get(SettingKey::Listen),
+                config.source(SettingKey::Listen)
+            ),
+            ("127.0.0.1:2", Source::Environment)
+        );
+        let flag = [(SettingKey::Listen, Some("127.0.0.1:3".to_owned()))];
         let config = load(&flag, &with_variable, false).unwrap();
-        assert_eq!((config.get(Key::Listen), config.source(Key::Listen)), ("127.0.0.1:3", Source::Flag));
-        assert_eq!(config.source(Key::Accel), Source::Default);
+        assert_eq!(
+            (
+                config.get(SettingKey::Listen),
+                config.source(SettingKey::Listen)
+            ),
+            ("127.0.0.1:3", Source::Flag)
+        );
+        assert_eq!(config.source(SettingKey::Accel), Source::Default);
     }
 
     #[test]
     fn two_users_and_root_never_meet() {
         let root = load(&[], &[], true).unwrap();
-        assert_eq!(root.get(Key::StateDir), "/var/lib/pando");
-        assert_eq!(root.get(Key::CacheDir), "/var/cache/pando");
+        assert_eq!(root.get(SettingKey::StateDir), "/var/lib/pando");
+        assert_eq!(root.get(SettingKey::CacheDir), "/var/cache/pando");
         let user = load(&[], &[("HOME", "/home/a")], false).unwrap();
-        assert_eq!(user.get(Key::StateDir), "/home/a/.local/state/pando");
-        assert_eq!(user.get(Key::LogFile), "/home/a/.local/state/pando/daemon.log");
-        assert_eq!(user.admin_key_file(), Path::new("/home/a/.local/state/pando/admin.key"));
-        let moved = load(&[], &[("HOME", "/home/a"), ("PANDO_STATE_DIR", "/x")], false).unwrap();
-        assert_eq!(moved.get(Key::LogFile), "/x/daemon.log");
+        assert_eq!(user.get(SettingKey::StateDir), "/home/a/.local/state/pando");
+        assert_eq!(
+            user.get(SettingKey::LogFile),
+            "/home/a/.local/state/pando/daemon.log"
+        );
+        assert_eq!(
+            user.admin_key_file(),
+            Path::new("/home/a/.local/state/pando/admin.key")
+        );
+        let moved = load(
+            &[],
+            &[("HOME", "/home/a"), ("PANDO_STATE_DIR", "/x")],
+            false,
+        )
+        .unwrap();
+        assert_eq!(moved.get(SettingKey::LogFile), "/x/daemon.log");
         let error = load(&[], &[], false).unwrap_err().to_string();
         assert!(error.contains("HOME"), "{error}");
     }
@@ -344,14 +453,27 @@ mod tests {
     #[test]
     fn a_misspelt_key_in_the_file_is_an_error() {
         let error = parse_file("listne = \"x\"").unwrap_err().to_string();
-        assert!(error.starts_with("`listne` is not a setting; there are state_dir, "), "{error}");
+        assert!(
+            error.starts_with("`listne` is not a setting; there are state_dir, "),
+            "{error}"
+        );
         assert!(parse_file("listen = 7").is_err());
-        assert!(load(&[], &[("HOME", "/h"), ("PANDO_CONFIG", "/nowhere/pando.toml")], false).is_err());
+        assert!(
+            load(
+                &[],
+                &[("HOME", "/h"), ("PANDO_CONFIG", "/nowhere/pando.toml")],
+                false
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn a_wildcard_listener_is_reached_by_loopback() {
-        for (listen, url) in [("0.0.0.0:7", "http://127.0.0.1:7"), ("[::]:7", "http://[::1]:7")] {
+        for (listen, url) in [
+            ("0.0.0.0:7", "http://127.0.0.1:7"),
+            ("[::]:7", "http://[::1]:7"),
+        ] {
             let config = load(&[], &[("HOME", "/h"), ("PANDO_LISTEN", listen)], false).unwrap();
             assert_eq!(config.url(), url);
         }

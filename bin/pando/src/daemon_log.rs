@@ -24,7 +24,11 @@ impl RotatingFile {
         }
         let file = open(path)?;
         let length = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, length })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            length,
+        })
     }
 
     fn rotate(&mut self) -> io::Result<()> {
@@ -38,7 +42,11 @@ impl RotatingFile {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
 }
 
 impl Write for RotatingFile {
@@ -56,14 +64,18 @@ impl Write for RotatingFile {
     }
 }
 
-/// The last lines of a log, without reading more than a piece of it.
-pub(crate) fn tail(path: &Path, lines: usize) -> io::Result<String> {
+/// The last lines of a log beyond its first `skip` bytes, without reading more than a piece of it.
+pub(crate) fn tail(path: &Path, skip: u64, lines: usize) -> io::Result<String> {
     /// Enough for some thousand lines.
     const TAIL_BYTES: u64 = 1 << 20;
     use std::io::{Read as _, Seek as _};
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    file.seek(io::SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+    file.seek(io::SeekFrom::Start(
+        length
+            .saturating_sub(TAIL_BYTES)
+            .max(if skip <= length { skip } else { 0 }),
+    ))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(last_lines(&String::from_utf8_lossy(&bytes), lines).to_owned())
@@ -72,7 +84,10 @@ pub(crate) fn tail(path: &Path, lines: usize) -> io::Result<String> {
 /// The last lines of a text.
 pub(crate) fn last_lines(text: &str, lines: usize) -> &str {
     let ends = text.trim_end_matches('\n').rmatch_indices('\n');
-    match ends.map(|(index, _)| index + 1).nth(lines.saturating_sub(1)) {
+    match ends
+        .map(|(index, _)| index + 1)
+        .nth(lines.saturating_sub(1))
+    {
         Some(start) => &text[start..],
         None => text,
     }
@@ -88,14 +103,24 @@ mod tests {
         let path = dir.path().join("a/daemon.log");
         let mut log = RotatingFile::open(&path).unwrap();
         log.write_all(b"old\n").unwrap();
-        log.write_all(&vec![b'x'; usize::try_from(ROTATE_BYTES).unwrap()]).unwrap();
+        log.write_all(&vec![b'x'; usize::try_from(ROTATE_BYTES).unwrap()])
+            .unwrap();
         log.write_all(b"new\n").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new\n");
-        assert_eq!(fs::metadata(dir.path().join("a/daemon.log.old")).unwrap().len(), ROTATE_BYTES);
+        assert_eq!(
+            fs::metadata(dir.path().join("a/daemon.log.old"))
+                .unwrap()
+                .len(),
+            ROTATE_BYTES
+        );
         drop(log);
-        RotatingFile::open(&path).unwrap().write_all(b"more\n").unwrap();
-        assert_eq!(tail(&path, 1).unwrap(), "more\n");
-        assert_eq!(tail(&path, 9).unwrap(), "new\nmore\n");
+        RotatingFile::open(&path)
+            .unwrap()
+            .write_all(b"more\n")
+            .unwrap();
+        assert_eq!(tail(&path, 0, 1).unwrap(), "more\n");
+        assert_eq!(tail(&path, 0, 9).unwrap(), "new\nmore\n");
+        assert_eq!(tail(&path, 4, 9).unwrap(), "more\n");
     }
 
     #[test]

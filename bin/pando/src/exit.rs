@@ -22,15 +22,36 @@ const SIGNAL_BASE: u32 = 128;
 
 /// The table of the documentation.
 pub(crate) const TABLE: &[(&str, &str)] = &[
-    ("0", "All went well. `run`, `exec`, `shell`: the program exited with 0."),
-    ("1", "The daemon refused, or the work failed; stderr says why. `rm`: one of the sandboxes was not found."),
+    (
+        "0",
+        "All went well. `run`, `exec`, `shell`: the program exited with 0.",
+    ),
+    (
+        "1",
+        "The daemon refused, or the work failed; stderr says why. `rm`: one of the sandboxes was not found.",
+    ),
     ("2", "The command line is wrong."),
-    ("3", "No daemon answers, except for `run`, `exec` and `shell`, where this is 125."),
+    (
+        "3",
+        "No daemon answers, except for `run`, `exec` and `shell`, where this is 125.",
+    ),
     ("124", "`run`, `exec`: the timeout ended the program."),
-    ("125", "`run`, `exec`, `shell`: Pando itself failed; the program may not have run."),
-    ("127", "`run`, `exec`, `shell`: the program could not be started."),
-    ("128+N", "`run`, `exec`, `shell`: signal N ended the program, or this command: 130 after Ctrl-C."),
-    ("other", "`run`, `exec`, `shell`: the exit code of the program."),
+    (
+        "125",
+        "`run`, `exec`, `shell`: Pando itself failed; the program may not have run.",
+    ),
+    (
+        "127",
+        "`run`, `exec`, `shell`: the program could not be started.",
+    ),
+    (
+        "128+N",
+        "`run`, `exec`, `shell`: signal N ended the program, or this command: 130 after Ctrl-C.",
+    ),
+    (
+        "other",
+        "`run`, `exec`, `shell`: the exit code of the program.",
+    ),
 ];
 
 /// A failure that already knows its exit code and, maybe, a hint.
@@ -44,7 +65,11 @@ pub(crate) struct Failure {
 impl Failure {
     /// With an exit code of its own.
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, code }
+        Self {
+            message: message.into(),
+            hint: None,
+            code,
+        }
     }
 
     /// The command line is wrong.
@@ -106,7 +131,9 @@ pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
         ClientError::NotReachable { .. } => {
             Some("`pando serve --detach` starts one; PANDO_URL names one elsewhere".to_owned())
         }
-        ClientError::BadUrl { .. } => Some("`pando config show` says where the address comes from".to_owned()),
+        ClientError::BadUrl { .. } => {
+            Some("`pando config show` says where the address comes from".to_owned())
+        }
         _ => error.hint().map(str::to_owned),
     }
 }
@@ -129,12 +156,22 @@ mod tests {
     #[test]
     fn an_error_of_pandos_is_never_taken_for_the_programs() {
         let unreachable = || {
-            anyhow::Error::new(ClientError::NotReachable { url: "u".to_owned(), reason: "r".to_owned() })
+            anyhow::Error::new(ClientError::NotReachable {
+                url: "u".to_owned(),
+                reason: "r".to_owned(),
+            })
         };
         assert_eq!(of_error(&unreachable(), false), NO_DAEMON);
         assert_eq!(of_error(&unreachable(), true), PANDO_FAILED);
-        assert!(hint_of(&unreachable()).unwrap().contains("pando serve --detach"));
-        assert_eq!(of_error(&anyhow::Error::new(Failure::usage("x")), true), USAGE);
+        assert!(
+            hint_of(&unreachable())
+                .unwrap()
+                .contains("pando serve --detach")
+        );
+        assert_eq!(
+            of_error(&anyhow::Error::new(Failure::usage("x")), true),
+            USAGE
+        );
         assert_eq!(of_error(&anyhow::anyhow!("x"), false), FAILED);
     }
 }

@@ -139,7 +139,11 @@ enum Over {
 }
 
 impl Follower<'_> {
-    async fn run(mut self, mut stream: ExecStream, interrupts: &mut Interrupts) -> anyhow::Result<Ended> {
+    async fn run(
+        mut self,
+        mut stream: ExecStream,
+        interrupts: &mut Interrupts,
+    ) -> anyhow::Result<Ended> {
         let ended = loop {
             match self.follow_one(stream, interrupts).await? {
                 Over::Ended(ended) => break ended,
@@ -155,16 +159,27 @@ impl Follower<'_> {
         }
         match self.writer.finish().await {
             Ok(()) => Ok(ended),
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Ended::Interrupted(SIGPIPE)),
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                Ok(Ended::Interrupted(SIGPIPE))
+            }
             Err(error) => Err(error).context("cannot write the program's output"),
         }
     }
 
     /// Follows until the program ends or the connection does.
-    async fn follow_one(&mut self, stream: ExecStream, interrupts: &mut Interrupts) -> anyhow::Result<Over> {
-        let ExecStream { input, mut output, .. } = stream;
+    async fn follow_one(
+        &mut self,
+        stream: ExecStream,
+        interrupts: &mut Interrupts,
+    ) -> anyhow::Result<Over> {
+        let ExecStream {
+            input, mut output, ..
+        } = stream;
         let mut resized = signal(SignalKind::window_change()).context("cannot catch SIGWINCH")?;
-        let feeding = self.stdin.clone().map(|stdin| tokio::spawn(stdin.feed(input.clone())));
+        let feeding = self
+            .stdin
+            .clone()
+            .map(|stdin| tokio::spawn(stdin.feed(input.clone())));
         let over = loop {
             tokio::select! {
                 event = output.next() => match event {
@@ -197,8 +212,13 @@ impl Follower<'_> {
         }
         let lossy = |stdin: &Stdin| !self.tty && stdin.may_be_lost(&input);
         if matches!(over, Ok(Over::Broken(_))) && self.stdin.as_ref().is_some_and(lossy) {
-            let failure = Failure::new(exit::PANDO_FAILED, "the daemon went away while it had input for the program");
-            return Err(failure.hint("the program may still run, with some of its input missing").into());
+            let failure = Failure::new(
+                exit::PANDO_FAILED,
+                "the daemon went away while it had input for the program",
+            );
+            return Err(failure
+                .hint("the program may still run, with some of its input missing")
+                .into());
         }
         over
     }
@@ -206,7 +226,11 @@ impl Follower<'_> {
     /// Handles what the program did; `Some` at its end.
     async fn take(&mut self, event: StreamEvent, interrupts: &mut Interrupts) -> Option<Ended> {
         match event {
-            StreamEvent::Output { stream, data, next_offset } => {
+            StreamEvent::Output {
+                stream,
+                data,
+                next_offset,
+            } => {
                 let target = match stream {
                     OutputStream::Stdout | OutputStream::Tty => Target::Stdout,
                     OutputStream::Stderr => Target::Stderr,
@@ -225,9 +249,13 @@ impl Follower<'_> {
                 self.writer.write(Target::Stderr, note.into()).await;
                 None
             }
-            StreamEvent::Exit { exit_code, signal, timed_out } => {
-                Some(Ended::Program(exit::of_program(exit_code, signal, timed_out)))
-            }
+            StreamEvent::Exit {
+                exit_code,
+                signal,
+                timed_out,
+            } => Some(Ended::Program(exit::of_program(
+                exit_code, signal, timed_out,
+            ))),
         }
     }
 
@@ -255,7 +283,9 @@ impl Follower<'_> {
         interrupts: &mut Interrupts,
     ) -> anyhow::Result<Result<ExecStream, u32>> {
         let note = "pando: the daemon went away, waiting for it\r\n";
-        self.writer.write(Target::Stderr, Bytes::from_static(note.as_bytes())).await;
+        self.writer
+            .write(Target::Stderr, Bytes::from_static(note.as_bytes()))
+            .await;
         let request = StreamRequest {
             attach: Some(self.process_id.clone()),
             from_offset: Some(self.next_offset),
@@ -273,8 +303,13 @@ impl Follower<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let failure = Failure::new(exit::PANDO_FAILED, format!("lost sight of the program: {lost}"));
-        Err(failure.hint("it may still run; `pando exec` in the same sandbox to look").into())
+        let failure = Failure::new(
+            exit::PANDO_FAILED,
+            format!("lost sight of the program: {lost}"),
+        );
+        Err(failure
+            .hint("it may still run; `pando exec` in the same sandbox to look")
+            .into())
     }
 }
 
@@ -289,7 +324,10 @@ struct Stdin {
 impl Stdin {
     fn read() -> Self {
         let pieces = Arc::new(Mutex::new(stdio::read_stdin()));
-        Self { pieces, under_way: Arc::default() }
+        Self {
+            pieces,
+            under_way: Arc::default(),
+        }
     }
 
     /// Feeds the program until stdin ends or the connection does.

@@ -8,7 +8,9 @@ use std::io::{self, Write as _};
 /// Prints data on stdout. A reader that went away is no error.
 pub(crate) fn data(text: &str) {
     let mut stdout = io::stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let _ = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
 }
 
 /// Prints a line of data.
@@ -50,13 +52,24 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
 }
 
 fn render_table(headings: &[&str], rows: &[Vec<String>]) -> String {
-    let headings: Vec<String> = headings.iter().map(|heading| (*heading).to_owned()).collect();
+    let headings: Vec<String> = headings
+        .iter()
+        .map(|heading| (*heading).to_owned())
+        .collect();
     let lines = || std::iter::once(&headings).chain(rows);
-    let width = |column: usize| lines().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| {
+        lines()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..headings.len()).map(width).collect();
     let mut text = String::new();
     for row in lines() {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:width$}"));
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
     }
@@ -75,7 +88,11 @@ pub(crate) fn bytes(count: u64) -> String {
         value /= 1024.0;
         unit = next;
     }
-    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+    if unit == "B" {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {unit}")
+    }
 }
 
 /// A span of time for people: its largest unit.
@@ -94,15 +111,27 @@ mod tests {
 
     #[test]
     fn a_table_is_as_wide_as_its_cells() {
-        let rows = [vec!["s1".to_owned(), "".to_owned()], vec!["sandbox".to_owned(), "ä".to_owned()]];
-        assert_eq!(render_table(&["ID", "NAME"], &rows), "ID       NAME\ns1\nsandbox  ä\n");
+        let rows = [
+            vec!["s1".to_owned(), "".to_owned()],
+            vec!["sandbox".to_owned(), "ä".to_owned()],
+        ];
+        assert_eq!(
+            render_table(&["ID", "NAME"], &rows),
+            "ID       NAME\ns1\nsandbox  ä\n"
+        );
         assert_eq!(render_table(&["ID"], &[]), "ID\n");
     }
 
     #[test]
     fn sizes_and_ages_are_readable() {
-        assert_eq!((bytes(0), bytes(1023), bytes(1536)), ("0 B".to_owned(), "1023 B".to_owned(), "1.5 KiB".to_owned()));
+        assert_eq!(
+            (bytes(0), bytes(1023), bytes(1536)),
+            ("0 B".to_owned(), "1023 B".to_owned(), "1.5 KiB".to_owned())
+        );
         assert_eq!(bytes(350 << 20), "350.0 MiB");
-        assert_eq!((age(5), age(300), age(10_000), age(400_000)), ("5s".into(), "5m".into(), "2h".into(), "4d".into()));
+        assert_eq!(
+            (age(5), age(300), age(10_000), age(400_000)),
+            ("5s".into(), "5m".into(), "2h".into(), "4d".into())
+        );
     }
 }

@@ -24,7 +24,10 @@ pub(crate) fn read_stdin() -> mpsc::Receiver<Bytes> {
             match stdin.read(&mut buffer) {
                 Ok(0) => return,
                 Ok(length) => {
-                    if sender.blocking_send(Bytes::copy_from_slice(&buffer[..length])).is_err() {
+                    if sender
+                        .blocking_send(Bytes::copy_from_slice(&buffer[..length]))
+                        .is_err()
+                    {
                         return;
                     }
                 }

@@ -18,7 +18,8 @@ impl RawTerminal {
         let before = tcgetattr(io::stdin()).context("cannot read the terminal's mode")?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(io::stdin(), OptionalActions::Drain, &raw).context("cannot change the terminal's mode")?;
+        tcsetattr(io::stdin(), OptionalActions::Drain, &raw)
+            .context("cannot change the terminal's mode")?;
         Ok(Self { before })
     }
 }
@@ -36,7 +37,9 @@ pub(crate) fn require() -> anyhow::Result<()> {
         return Ok(());
     }
     let failure = Failure::usage("`-it` needs a terminal: stdin or stdout is not one");
-    Err(failure.hint("leave `-it` out; input and output are passed through without it").into())
+    Err(failure
+        .hint("leave `-it` out; input and output are passed through without it")
+        .into())
 }
 
 /// Whether stdin is a terminal.
@@ -52,9 +55,10 @@ pub(crate) fn can_ask() -> bool {
 /// The terminal's size, or the classic one where it has none.
 pub(crate) fn size() -> WindowSize {
     match tcgetwinsize(io::stdout()) {
-        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
-            WindowSize { cols: u32::from(size.ws_col), rows: u32::from(size.ws_row) }
-        }
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => WindowSize {
+            cols: u32::from(size.ws_col),
+            rows: u32::from(size.ws_row),
+        },
         _ => WindowSize { cols: 80, rows: 24 },
     }
 }

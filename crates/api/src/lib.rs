@@ -17,4 +17,6 @@ pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
-pub use server::{BakeRequest, ConsoleLog, Event, EventList, Size, Status, Template, TemplateList, WarmRequest};
+pub use server::{
+    BakeRequest, ConsoleLog, Event, EventList, Size, Status, Template, TemplateList, WarmRequest,
+};

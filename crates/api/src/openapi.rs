@@ -4,13 +4,15 @@ use crate::ErrorResponse;
 use crate::route::{Answer, Body, Method, Query, ROUTES, Route, STREAM_SCHEMAS};
 use std::borrow::Cow;
 use std::fmt;
-use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn, PathsBuilder};
+use utoipa::openapi::path::{
+    HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn, PathsBuilder,
+};
 use utoipa::openapi::request_body::RequestBody;
 use utoipa::openapi::schema::{KnownFormat, Schema, SchemaFormat, Type};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{
-    ComponentsBuilder, Content, InfoBuilder, LicenseBuilder, ObjectBuilder, OpenApi, OpenApiBuilder, PathItem, Ref,
-    RefOr, Required, Response, ResponseBuilder, SecurityRequirement,
+    ComponentsBuilder, Content, InfoBuilder, LicenseBuilder, ObjectBuilder, OpenApi,
+    OpenApiBuilder, PathItem, Ref, RefOr, Required, Response, ResponseBuilder, SecurityRequirement,
 };
 use utoipa::{PartialSchema, ToSchema};
 
@@ -29,7 +31,10 @@ pub struct SchemaOf {
 
 impl SchemaOf {
     pub(crate) const fn of<T: ToSchema>() -> Self {
-        Self { name: T::name, collect: collect::<T> }
+        Self {
+            name: T::name,
+            collect: collect::<T>,
+        }
     }
 
     fn reference(self) -> RefOr<Schema> {
@@ -58,7 +63,9 @@ pub struct OpenApiError(String);
 /// # Errors
 /// If a schema cannot be written as JSON, which is a fault of ours.
 pub fn json() -> Result<String, OpenApiError> {
-    let text = document().to_pretty_json().map_err(|error| OpenApiError(error.to_string()))?;
+    let text = document()
+        .to_pretty_json()
+        .map_err(|error| OpenApiError(error.to_string()))?;
     Ok(text + "\n")
 }
 
@@ -67,7 +74,9 @@ pub fn json() -> Result<String, OpenApiError> {
 /// # Errors
 /// As [`json`].
 pub fn yaml() -> Result<String, OpenApiError> {
-    document().to_yaml().map_err(|error| OpenApiError(error.to_string()))
+    document()
+        .to_yaml()
+        .map_err(|error| OpenApiError(error.to_string()))
 }
 
 /// The document.
@@ -76,24 +85,42 @@ pub fn document() -> OpenApi {
     SchemaOf::of::<ErrorResponse>().collect_into(&mut schemas);
     let mut paths = PathsBuilder::new();
     for route in ROUTES {
-        for schema in [body_schema(route), answer_schema(route)].into_iter().flatten() {
+        for schema in [body_schema(route), answer_schema(route)]
+            .into_iter()
+            .flatten()
+        {
             schema.collect_into(&mut schemas);
         }
-        paths = paths.path(route.path, PathItem::new(method(route.method), operation(route)));
+        paths = paths.path(
+            route.path,
+            PathItem::new(method(route.method), operation(route)),
+        );
     }
     for schema in STREAM_SCHEMAS {
         schema.collect_into(&mut schemas);
     }
     let components = ComponentsBuilder::new()
         .schemas_from_iter(schemas)
-        .security_scheme(BEARER, SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)))
-        .security_scheme(API_KEY_HEADER, SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))));
+        .security_scheme(
+            BEARER,
+            SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)),
+        )
+        .security_scheme(
+            API_KEY_HEADER,
+            SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))),
+        );
     let info = InfoBuilder::new()
         .title("Pando")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("Computers for AI agents to work in: microVMs behind one REST API."))
+        .description(Some(
+            "Computers for AI agents to work in: microVMs behind one REST API.",
+        ))
         .license(Some(LicenseBuilder::new().name("Apache-2.0").build()));
-    OpenApiBuilder::new().info(info).paths(paths).components(Some(components.build())).build()
+    OpenApiBuilder::new()
+        .info(info)
+        .paths(paths)
+        .components(Some(components.build()))
+        .build()
 }
 
 impl SchemaOf {
@@ -152,17 +179,31 @@ fn request_body(body: Body) -> Option<RequestBody> {
         Body::Bytes => ("application/octet-stream", bytes_schema()),
     };
     let mut request_body = RequestBody::new();
-    request_body.content.insert(media_type.to_owned(), Content::new(Some(schema)));
+    request_body
+        .content
+        .insert(media_type.to_owned(), Content::new(Some(schema)));
     request_body.required = Some(Required::True);
     Some(request_body)
 }
 
 fn answer(answer: Answer) -> (String, Response) {
-    let text = || RefOr::T(Schema::Object(ObjectBuilder::new().schema_type(Type::String).build()));
+    let text = || {
+        RefOr::T(Schema::Object(
+            ObjectBuilder::new().schema_type(Type::String).build(),
+        ))
+    };
     let (status, description, content) = match answer {
-        Answer::Json(status, schema) => (status, "Done.", Some(("application/json", schema.reference()))),
+        Answer::Json(status, schema) => (
+            status,
+            "Done.",
+            Some(("application/json", schema.reference())),
+        ),
         Answer::NoContent => (204, "Done.", None),
-        Answer::Bytes => (200, "The file.", Some(("application/octet-stream", bytes_schema()))),
+        Answer::Bytes => (
+            200,
+            "The file.",
+            Some(("application/octet-stream", bytes_schema())),
+        ),
         Answer::Text(media_type) => (200, "Done.", Some((media_type, text()))),
         Answer::WebSocket => (101, "A WebSocket; `docs/api.md` has its messages.", None),
     };
@@ -183,11 +224,18 @@ fn refusal() -> Response {
 
 fn bytes_schema() -> RefOr<Schema> {
     let format = SchemaFormat::KnownFormat(KnownFormat::Binary);
-    RefOr::T(Schema::Object(ObjectBuilder::new().schema_type(Type::String).format(Some(format)).build()))
+    RefOr::T(Schema::Object(
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .format(Some(format))
+            .build(),
+    ))
 }
 
 fn path_parameters(path: &'static str) -> impl Iterator<Item = Parameter> {
-    let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+    let names = path
+        .split('/')
+        .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     names.map(|name| {
         let meaning = match name {
             "id" => "The sandbox's id, a prefix of it that fits no other, or its name.",
@@ -198,15 +246,35 @@ fn path_parameters(path: &'static str) -> impl Iterator<Item = Parameter> {
 }
 
 fn query_parameter(query: &Query) -> Parameter {
-    let kind = if query.number { Type::Integer } else { Type::String };
-    parameter(query.name, ParameterIn::Query, query.required, kind, query.meaning)
+    let kind = if query.number {
+        Type::Integer
+    } else {
+        Type::String
+    };
+    parameter(
+        query.name,
+        ParameterIn::Query,
+        query.required,
+        kind,
+        query.meaning,
+    )
 }
 
-fn parameter(name: &str, place: ParameterIn, required: bool, kind: Type, meaning: &str) -> Parameter {
+fn parameter(
+    name: &str,
+    place: ParameterIn,
+    required: bool,
+    kind: Type,
+    meaning: &str,
+) -> Parameter {
     ParameterBuilder::new()
         .name(name)
         .parameter_in(place)
-        .required(if required { Required::True } else { Required::False })
+        .required(if required {
+            Required::True
+        } else {
+            Required::False
+        })
         .description(Some(meaning))
         .schema(Some(ObjectBuilder::new().schema_type(kind)))
         .build()
@@ -243,7 +311,10 @@ mod tests {
         }
         for reference in text.split("#/components/schemas/").skip(1) {
             let name = reference.split('"').next().unwrap();
-            assert!(value["components"]["schemas"][name].is_object(), "{name} is referred to and missing");
+            assert!(
+                value["components"]["schemas"][name].is_object(),
+                "{name} is referred to and missing"
+            );
         }
         assert!(value["paths"]["/healthz"]["get"]["security"].is_null());
         assert!(value["paths"]["/metrics"]["get"]["security"].is_array());

@@ -6,9 +6,9 @@
 
 use crate::openapi::SchemaOf;
 use crate::{
-    BakeRequest, ConsoleLog, CreateSandboxRequest, EventList, ExecRequest, ExecResponse, FileInfo, FileList,
-    MakeDirRequest, MoveRequest, ProcessList, Sandbox, SandboxList, Status, Template, TemplateList,
-    WarmRequest, stream,
+    BakeRequest, ConsoleLog, CreateSandboxRequest, EventList, ExecRequest, ExecResponse, FileInfo,
+    FileList, MakeDirRequest, MoveRequest, ProcessList, Sandbox, SandboxList, Status, Template,
+    TemplateList, WarmRequest, stream,
 };
 
 /// What a caller can ask for.
@@ -163,8 +163,12 @@ const AFTER: Query = Query {
     number: true,
     meaning: "Only events with a higher sequence number.",
 };
-const LIMIT: Query =
-    Query { name: "limit", required: false, number: true, meaning: "At most this many; 100 when left out, 1000 at most." };
+const LIMIT: Query = Query {
+    name: "limit",
+    required: false,
+    number: true,
+    meaning: "At most this many; 100 when left out, 1000 at most.",
+};
 
 /// A row in one line.
 const fn row(
@@ -175,7 +179,15 @@ const fn row(
     answer: Answer,
     summary: &'static str,
 ) -> Route {
-    Route { operation, method, path, summary, query, body, answer }
+    Route {
+        operation,
+        method,
+        path,
+        summary,
+        query,
+        body,
+        answer,
+    }
 }
 
 /// JSON in a request.
@@ -238,6 +250,58 @@ pub(crate) const STREAM_SCHEMAS: &[SchemaOf] = &[
 mod tests {
     use super::*;
     use std::collections::HashSet;
+    use std::fmt::Write as _;
+    use std::path::{Path, PathBuf};
+
+    fn documentation(file: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../docs")
+            .join(file)
+    }
+
+    /// The file is as expected, or is made so when asked to.
+    fn check_document(file: &str, expected: impl Fn(&str) -> String) {
+        let path = documentation(file);
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        let expected = expected(&found);
+        if std::env::var_os("PANDO_BLESS").is_some() {
+            std::fs::write(&path, &expected).unwrap();
+        } else {
+            assert!(
+                found == expected,
+                "docs/{file} is stale: run `PANDO_BLESS=1 cargo test -p pando-api`"
+            );
+        }
+    }
+
+    #[test]
+    fn the_documentation_lists_the_routes() {
+        let mut table = String::from("\n| method | path | |\n|---|---|---|\n");
+        for route in ROUTES {
+            let _ = writeln!(
+                table,
+                "| {} | `{}` | {} |",
+                route.method.as_str(),
+                route.path,
+                route.summary
+            );
+        }
+        check_document("api.md", |found| {
+            let (before, rest) = found
+                .split_once("<!-- routes:")
+                .expect("docs/api.md has a place for the routes");
+            let (note, rest) = rest.split_once("-->").expect("the note ends");
+            let (_, after) = rest
+                .split_once("<!-- end of routes -->")
+                .expect("the place ends");
+            format!("{before}<!-- routes:{note}-->\n{table}\n<!-- end of routes -->{after}")
+        });
+    }
+
+    #[test]
+    fn the_committed_openapi_document_is_the_served_one() {
+        check_document("openapi.json", |_| crate::openapi::json().unwrap());
+    }
 
     #[test]
     fn every_operation_has_one_row() {
@@ -250,7 +314,10 @@ mod tests {
 
     #[test]
     fn no_two_rows_share_method_and_path() {
-        let places: HashSet<_> = ROUTES.iter().map(|route| (route.method, route.path)).collect();
+        let places: HashSet<_> = ROUTES
+            .iter()
+            .map(|route| (route.method, route.path))
+            .collect();
         assert_eq!(places.len(), ROUTES.len());
     }
 }

@@ -182,8 +182,14 @@ impl<'a> OutputFrame<'a> {
     pub fn decode(message: &'a [u8]) -> Option<Self> {
         let (header, data) = message.split_first_chunk::<OUTPUT_HEADER_BYTES>()?;
         let [stream, offset @ ..] = *header;
-        let stream = OutputStream::ALL.into_iter().find(|known| known.byte() == stream)?;
-        Some(Self { stream, next_offset: u64::from_be_bytes(offset), data })
+        let stream = OutputStream::ALL
+            .into_iter()
+            .find(|known| known.byte() == stream)?;
+        Some(Self {
+            stream,
+            next_offset: u64::from_be_bytes(offset),
+            data,
+        })
     }
 }
 
@@ -194,10 +200,19 @@ mod tests {
     #[test]
     fn an_output_frame_survives_the_wire() {
         for stream in OutputStream::ALL {
-            let frame = OutputFrame { stream, next_offset: 0x0102_0304_0506_0708, data: b"\x00\xff" };
+            let frame = OutputFrame {
+                stream,
+                next_offset: 0x0102_0304_0506_0708,
+                data: b"\x00\xff",
+            };
             assert_eq!(OutputFrame::decode(&frame.encode()), Some(frame));
         }
-        let bytes = OutputFrame { stream: OutputStream::Stderr, next_offset: 5, data: b"hi" }.encode();
+        let bytes = OutputFrame {
+            stream: OutputStream::Stderr,
+            next_offset: 5,
+            data: b"hi",
+        }
+        .encode();
         assert_eq!(bytes, b"\x02\x00\x00\x00\x00\x00\x00\x00\x05hi");
     }
 
@@ -205,16 +220,27 @@ mod tests {
     fn short_and_unknown_frames_are_refused() {
         assert_eq!(OutputFrame::decode(b""), None);
         assert_eq!(OutputFrame::decode(b"\x01\x00\x00"), None);
-        assert_eq!(OutputFrame::decode(b"\x04\x00\x00\x00\x00\x00\x00\x00\x00x"), None);
+        assert_eq!(
+            OutputFrame::decode(b"\x04\x00\x00\x00\x00\x00\x00\x00\x00x"),
+            None
+        );
     }
 
     #[test]
     fn messages_have_the_documented_text() {
         let text = |message: &ServerMessage| serde_json::to_string(message).unwrap();
-        let exit = ServerMessage::Exit { exit_code: Some(0), signal: None, timed_out: false };
-        assert_eq!(text(&exit), r#"{"type":"exit","exit_code":0,"signal":null,"timed_out":false}"#);
+        let exit = ServerMessage::Exit {
+            exit_code: Some(0),
+            signal: None,
+            timed_out: false,
+        };
         assert_eq!(
-            serde_json::from_str::<ClientMessage>(r#"{"type":"resize","cols":80,"rows":24}"#).unwrap(),
+            text(&exit),
+            r#"{"type":"exit","exit_code":0,"signal":null,"timed_out":false}"#
+        );
+        assert_eq!(
+            serde_json::from_str::<ClientMessage>(r#"{"type":"resize","cols":80,"rows":24}"#)
+                .unwrap(),
             ClientMessage::Resize { cols: 80, rows: 24 }
         );
         assert_eq!(

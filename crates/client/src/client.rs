@@ -28,29 +28,48 @@ pub struct FileSource {
 
 impl std::fmt::Debug for FileSource {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("FileSource").field("length", &self.length).finish_non_exhaustive()
+        formatter
+            .debug_struct("FileSource")
+            .field("length", &self.length)
+            .finish_non_exhaustive()
     }
 }
 
 impl FileSource {
     /// Bytes at hand.
     pub fn bytes(bytes: Bytes) -> Self {
-        Self { length: Some(bytes.len() as u64), body: full(bytes) }
+        Self {
+            length: Some(bytes.len() as u64),
+            body: full(bytes),
+        }
     }
 
     /// A stream, and its length where that is known.
-    pub fn stream(stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static, length: Option<u64>) -> Self {
-        Self { body: StreamBody::new(stream.map_ok(Frame::data)).boxed_unsync(), length }
+    pub fn stream(
+        stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        length: Option<u64>,
+    ) -> Self {
+        Self {
+            body: StreamBody::new(stream.map_ok(Frame::data)).boxed_unsync(),
+            length,
+        }
     }
 }
 
 fn call(operation: Operation, target: &str) -> Call<'_> {
-    Call { operation, target, query: &[] }
+    Call {
+        operation,
+        target,
+        query: &[],
+    }
 }
 
 /// The query that names a file.
 fn file_query<'a>(path: &'a str, user: Option<&'a str>) -> Vec<(&'a str, &'a str)> {
-    [("path", path)].into_iter().chain(user.map(|user| ("user", user))).collect()
+    [("path", path)]
+        .into_iter()
+        .chain(user.map(|user| ("user", user)))
+        .collect()
 }
 
 /// Every method fails with the [`ClientError`] that says why.
@@ -58,7 +77,9 @@ fn file_query<'a>(path: &'a str, user: Option<&'a str>) -> Vec<(&'a str, &'a str
 impl Client {
     /// A client for the daemon at `url`, such as `http://127.0.0.1:7000`. Connects to nothing yet.
     pub fn new(url: &str, key: Option<&str>) -> Result<Self, ClientError> {
-        Ok(Self { transport: Transport::new(url, key)? })
+        Ok(Self {
+            transport: Transport::new(url, key)?,
+        })
     }
 
     /// The daemon's address as it was given.
@@ -68,64 +89,103 @@ impl Client {
 
     /// Whether a daemon answers; needs no key.
     pub async fn health(&self) -> Result<(), ClientError> {
-        self.transport.send_json(&call(Operation::Health, ""), NO_BODY).await.map(drop)
+        self.transport
+            .send_json(&call(Operation::Health, ""), NO_BODY)
+            .await
+            .map(drop)
     }
 
     /// Makes a sandbox.
-    pub async fn create(&self, request: &api::CreateSandboxRequest) -> Result<api::Sandbox, ClientError> {
-        self.transport.json(&call(Operation::CreateSandbox, ""), Some(request)).await
+    pub async fn create(
+        &self,
+        request: &api::CreateSandboxRequest,
+    ) -> Result<api::Sandbox, ClientError> {
+        self.transport
+            .json(&call(Operation::CreateSandbox, ""), Some(request))
+            .await
     }
 
     /// Describes a sandbox.
     pub async fn get(&self, sandbox: &str) -> Result<api::Sandbox, ClientError> {
-        self.transport.json(&call(Operation::GetSandbox, sandbox), NO_BODY).await
+        self.transport
+            .json(&call(Operation::GetSandbox, sandbox), NO_BODY)
+            .await
     }
 
     /// Lists the caller's sandboxes.
     pub async fn list(&self) -> Result<Vec<api::Sandbox>, ClientError> {
-        let list: api::SandboxList = self.transport.json(&call(Operation::ListSandboxes, ""), NO_BODY).await?;
+        let list: api::SandboxList = self
+            .transport
+            .json(&call(Operation::ListSandboxes, ""), NO_BODY)
+            .await?;
         Ok(list.sandboxes)
     }
 
     /// Removes a sandbox.
     pub async fn remove(&self, sandbox: &str) -> Result<(), ClientError> {
-        self.transport.send_json(&call(Operation::RemoveSandbox, sandbox), NO_BODY).await.map(drop)
+        self.transport
+            .send_json(&call(Operation::RemoveSandbox, sandbox), NO_BODY)
+            .await
+            .map(drop)
     }
 
     /// Powers a sandbox off.
     pub async fn stop(&self, sandbox: &str) -> Result<api::Sandbox, ClientError> {
-        self.transport.json(&call(Operation::StopSandbox, sandbox), NO_BODY).await
+        self.transport
+            .json(&call(Operation::StopSandbox, sandbox), NO_BODY)
+            .await
     }
 
     /// Starts a stopped sandbox.
     pub async fn start(&self, sandbox: &str) -> Result<api::Sandbox, ClientError> {
-        self.transport.json(&call(Operation::StartSandbox, sandbox), NO_BODY).await
+        self.transport
+            .json(&call(Operation::StartSandbox, sandbox), NO_BODY)
+            .await
     }
 
     /// Goes to the sandbox's agent and back.
     pub async fn ping(&self, sandbox: &str) -> Result<(), ClientError> {
-        self.transport.send_json(&call(Operation::Ping, sandbox), NO_BODY).await.map(drop)
+        self.transport
+            .send_json(&call(Operation::Ping, sandbox), NO_BODY)
+            .await
+            .map(drop)
     }
 
     /// The last lines of the sandbox's console.
     pub async fn console(&self, sandbox: &str) -> Result<String, ClientError> {
-        let log: api::ConsoleLog = self.transport.json(&call(Operation::ConsoleLog, sandbox), NO_BODY).await?;
+        let log: api::ConsoleLog = self
+            .transport
+            .json(&call(Operation::ConsoleLog, sandbox), NO_BODY)
+            .await?;
         Ok(log.console)
     }
 
     /// Runs a program to its end.
-    pub async fn exec(&self, sandbox: &str, request: &api::ExecRequest) -> Result<api::ExecResponse, ClientError> {
-        self.transport.json(&call(Operation::Exec, sandbox), Some(request)).await
+    pub async fn exec(
+        &self,
+        sandbox: &str,
+        request: &api::ExecRequest,
+    ) -> Result<api::ExecResponse, ClientError> {
+        self.transport
+            .json(&call(Operation::Exec, sandbox), Some(request))
+            .await
     }
 
     /// Starts a program, or attaches to one, and follows it.
-    pub async fn exec_stream(&self, sandbox: &str, request: &StreamRequest) -> Result<ExecStream, ClientError> {
+    pub async fn exec_stream(
+        &self,
+        sandbox: &str,
+        request: &StreamRequest,
+    ) -> Result<ExecStream, ClientError> {
         exec_stream::open(&self.transport, sandbox, request).await
     }
 
     /// Lists the processes that can be attached to.
     pub async fn processes(&self, sandbox: &str) -> Result<Vec<api::Process>, ClientError> {
-        let list: api::ProcessList = self.transport.json(&call(Operation::ListProcesses, sandbox), NO_BODY).await?;
+        let list: api::ProcessList = self
+            .transport
+            .json(&call(Operation::ListProcesses, sandbox), NO_BODY)
+            .await?;
         Ok(list.processes)
     }
 
@@ -137,7 +197,11 @@ impl Client {
         user: Option<&str>,
     ) -> Result<impl Stream<Item = Result<Bytes, ClientError>> + use<>, ClientError> {
         let query = file_query(path, user);
-        let call = Call { operation: Operation::ReadFile, target: sandbox, query: &query };
+        let call = Call {
+            operation: Operation::ReadFile,
+            target: sandbox,
+            query: &query,
+        };
         let response = self.transport.send_json(&call, NO_BODY).await?;
         let stream = BodyDataStream::new(response.into_body());
         Ok(stream.map_err(|error| ClientError::Broken(error.to_string())))
@@ -152,22 +216,52 @@ impl Client {
         source: FileSource,
     ) -> Result<(), ClientError> {
         let query = file_query(path, user);
-        let call = Call { operation: Operation::WriteFile, target: sandbox, query: &query };
+        let call = Call {
+            operation: Operation::WriteFile,
+            target: sandbox,
+            query: &query,
+        };
         let headers: Vec<_> = source.length.map(content_length).into_iter().collect();
-        self.transport.send(&call, source.body, &headers).await.map(drop)
+        self.transport
+            .send(&call, source.body, &headers)
+            .await
+            .map(drop)
     }
 
     /// Removes a file, or a directory with all in it.
-    pub async fn remove_file(&self, sandbox: &str, path: &str, user: Option<&str>) -> Result<(), ClientError> {
+    pub async fn remove_file(
+        &self,
+        sandbox: &str,
+        path: &str,
+        user: Option<&str>,
+    ) -> Result<(), ClientError> {
         let query = file_query(path, user);
-        let call = Call { operation: Operation::RemoveFile, target: sandbox, query: &query };
+        let call = Call {
+            operation: Operation::RemoveFile,
+            target: sandbox,
+            query: &query,
+        };
         self.transport.send_json(&call, NO_BODY).await.map(drop)
     }
 
     /// Describes a file.
-    pub async fn stat(&self, sandbox: &str, path: &str, user: Option<&str>) -> Result<api::FileInfo, ClientError> {
+    pub async fn stat(
+        &self,
+        sandbox: &str,
+        path: &str,
+        user: Option<&str>,
+    ) -> Result<api::FileInfo, ClientError> {
         let query = file_query(path, user);
-        self.transport.json(&Call { operation: Operation::StatFile, target: sandbox, query: &query }, NO_BODY).await
+        self.transport
+            .json(
+                &Call {
+                    operation: Operation::StatFile,
+                    target: sandbox,
+                    query: &query,
+                },
+                NO_BODY,
+            )
+            .await
     }
 
     /// Lists a directory.
@@ -179,39 +273,69 @@ impl Client {
     ) -> Result<Vec<api::FileInfo>, ClientError> {
         let depth = depth.to_string();
         let query = [("path", path), ("depth", &*depth)];
-        let call = Call { operation: Operation::ListFiles, target: sandbox, query: &query };
+        let call = Call {
+            operation: Operation::ListFiles,
+            target: sandbox,
+            query: &query,
+        };
         let list: api::FileList = self.transport.json(&call, NO_BODY).await?;
         Ok(list.entries)
     }
 
     /// Makes a directory and its missing parents.
-    pub async fn make_dir(&self, sandbox: &str, request: &api::MakeDirRequest) -> Result<api::FileInfo, ClientError> {
-        self.transport.json(&call(Operation::MakeDir, sandbox), Some(request)).await
+    pub async fn make_dir(
+        &self,
+        sandbox: &str,
+        request: &api::MakeDirRequest,
+    ) -> Result<api::FileInfo, ClientError> {
+        self.transport
+            .json(&call(Operation::MakeDir, sandbox), Some(request))
+            .await
     }
 
     /// Moves or renames a file.
-    pub async fn move_file(&self, sandbox: &str, request: &api::MoveRequest) -> Result<api::FileInfo, ClientError> {
-        self.transport.json(&call(Operation::MoveFile, sandbox), Some(request)).await
+    pub async fn move_file(
+        &self,
+        sandbox: &str,
+        request: &api::MoveRequest,
+    ) -> Result<api::FileInfo, ClientError> {
+        self.transport
+            .json(&call(Operation::MoveFile, sandbox), Some(request))
+            .await
     }
 
     /// Reads the journal after a sequence number.
     pub async fn events(&self, after: u64, limit: u32) -> Result<Vec<api::Event>, ClientError> {
         let (after, limit) = (after.to_string(), limit.to_string());
         let query = [("after", &*after), ("limit", &*limit)];
-        let call = Call { operation: Operation::ListEvents, target: "", query: &query };
+        let call = Call {
+            operation: Operation::ListEvents,
+            target: "",
+            query: &query,
+        };
         let list: api::EventList = self.transport.json(&call, NO_BODY).await?;
         Ok(list.events)
     }
 
     /// Lists the templates.
     pub async fn templates(&self) -> Result<Vec<api::Template>, ClientError> {
-        let list: api::TemplateList = self.transport.json(&call(Operation::ListTemplates, ""), NO_BODY).await?;
+        let list: api::TemplateList = self
+            .transport
+            .json(&call(Operation::ListTemplates, ""), NO_BODY)
+            .await?;
         Ok(list.templates)
     }
 
     /// Bakes a template at a size; returns when it is done.
-    pub async fn warm_template(&self, template: &str, request: &api::WarmRequest) -> Result<(), ClientError> {
-        self.transport.send_json(&call(Operation::WarmTemplate, template), Some(request)).await.map(drop)
+    pub async fn warm_template(
+        &self,
+        template: &str,
+        request: &api::WarmRequest,
+    ) -> Result<(), ClientError> {
+        self.transport
+            .send_json(&call(Operation::WarmTemplate, template), Some(request))
+            .await
+            .map(drop)
     }
 
     /// Makes a template; returns when it is done.
@@ -220,11 +344,15 @@ impl Client {
         template: &str,
         request: &api::BakeRequest,
     ) -> Result<api::Template, ClientError> {
-        self.transport.json(&call(Operation::BakeTemplate, template), Some(request)).await
+        self.transport
+            .json(&call(Operation::BakeTemplate, template), Some(request))
+            .await
     }
 
     /// What the daemon says of itself.
     pub async fn status(&self) -> Result<api::Status, ClientError> {
-        self.transport.json(&call(Operation::Status, ""), NO_BODY).await
+        self.transport
+            .json(&call(Operation::Status, ""), NO_BODY)
+            .await
     }
 }

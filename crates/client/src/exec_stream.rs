@@ -7,8 +7,8 @@ use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use pando_api::route::Operation;
 use pando_api::stream::{
-    ClientMessage, MESSAGE_BYTES, OutputFrame, OutputStream, STDIN_BYTE, STDIN_WINDOW_BYTES, ServerMessage,
-    StreamRequest,
+    ClientMessage, MESSAGE_BYTES, OutputFrame, OutputStream, STDIN_BYTE, STDIN_WINDOW_BYTES,
+    ServerMessage, StreamRequest,
 };
 use std::sync::Arc;
 use tokio::net::TcpStream;
@@ -82,18 +82,32 @@ pub(crate) async fn open(
     request: &StreamRequest,
 ) -> Result<ExecStream, ClientError> {
     let (mut sink, mut source) = connect(transport, sandbox).await?.split();
-    let text = serde_json::to_string(request).map_err(|error| ClientError::Nonsense(error.to_string()))?;
-    sink.send(Message::Text(text.into())).await.map_err(|error| broken(&error))?;
+    let text =
+        serde_json::to_string(request).map_err(|error| ClientError::Nonsense(error.to_string()))?;
+    sink.send(Message::Text(text.into()))
+        .await
+        .map_err(|error| broken(&error))?;
     let process_id = match receive(&mut source).await? {
         Received::Text(ServerMessage::Started { process_id }) => process_id,
-        Received::Text(ServerMessage::Error { error }) => return Err(ClientError::refused(0, error)),
+        Received::Text(ServerMessage::Error { error }) => {
+            return Err(ClientError::refused(0, error));
+        }
         Received::Text(_) | Received::Binary(_) => {
-            return Err(ClientError::Nonsense("the stream did not begin with `started`".to_owned()));
+            return Err(ClientError::Nonsense(
+                "the stream did not begin with `started`".to_owned(),
+            ));
         }
     };
     let window = Arc::new(Semaphore::new(STDIN_WINDOW_BYTES));
-    let input = ExecInput { sink: Arc::new(Mutex::new(sink)), window: Arc::clone(&window) };
-    Ok(ExecStream { process_id, input, output: ExecOutput { source, window } })
+    let input = ExecInput {
+        sink: Arc::new(Mutex::new(sink)),
+        window: Arc::clone(&window),
+    };
+    Ok(ExecStream {
+        process_id,
+        input,
+        output: ExecOutput { source, window },
+    })
 }
 
 async fn connect(transport: &Transport, sandbox: &str) -> Result<Socket, ClientError> {
@@ -103,11 +117,19 @@ async fn connect(transport: &Transport, sandbox: &str) -> Result<Socket, ClientE
         reason: error.to_string(),
     };
     // Brackets of an IPv6 literal belong to the URL, not to the address.
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let host = authority
+        .host()
+        .trim_start_matches('[')
+        .trim_end_matches(']');
     let address = (host, authority.port_u16().unwrap_or(80));
     let stream = TcpStream::connect(address).await.map_err(unreachable)?;
     stream.set_nodelay(true).map_err(unreachable)?;
-    let path = Call { operation: Operation::ExecStream, target: sandbox, query: &[] }.path();
+    let path = Call {
+        operation: Operation::ExecStream,
+        target: sandbox,
+        query: &[],
+    }
+    .path();
     let handshake = format!("ws://{authority}{path}").into_client_request();
     let mut handshake = handshake.map_err(|error| ClientError::Nonsense(error.to_string()))?;
     for (name, value) in transport.handshake_headers() {
@@ -121,7 +143,10 @@ async fn connect(transport: &Transport, sandbox: &str) -> Result<Socket, ClientE
         Ok((socket, _)) => Ok(socket),
         Err(WebSocketError::Http(response)) => {
             let status = response.status().as_u16();
-            Err(refusal(status, response.body().as_deref().unwrap_or_default()))
+            Err(refusal(
+                status,
+                response.body().as_deref().unwrap_or_default(),
+            ))
         }
         Err(error) => Err(broken(&error)),
     }
@@ -141,12 +166,16 @@ async fn receive(source: &mut SplitStream<Socket>) -> Result<Received, ClientErr
         match source.next().await {
             Some(Ok(Message::Text(text))) => {
                 let message = serde_json::from_str(&text);
-                return Ok(Received::Text(message.map_err(|error| ClientError::Nonsense(error.to_string()))?));
+                return Ok(Received::Text(
+                    message.map_err(|error| ClientError::Nonsense(error.to_string()))?,
+                ));
             }
             Some(Ok(Message::Binary(bytes))) => return Ok(Received::Binary(bytes)),
             Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
             Some(Ok(Message::Close(_))) | None => {
-                return Err(ClientError::Broken("the daemon closed the stream".to_owned()));
+                return Err(ClientError::Broken(
+                    "the daemon closed the stream".to_owned(),
+                ));
             }
             Some(Err(error)) => return Err(broken(&error)),
         }
@@ -176,17 +205,33 @@ impl ExecOutput {
                     let frame = OutputFrame::decode(&message).ok_or_else(nonsense)?;
                     let (stream, next_offset) = (frame.stream, frame.next_offset);
                     let data = message.slice_ref(frame.data);
-                    return Ok(StreamEvent::Output { stream, data, next_offset });
+                    return Ok(StreamEvent::Output {
+                        stream,
+                        data,
+                        next_offset,
+                    });
                 }
                 Received::Text(ServerMessage::StdinConsumed { bytes }) => {
                     let bytes = usize::try_from(bytes).unwrap_or(0).min(STDIN_WINDOW_BYTES);
                     self.window.add_permits(bytes);
                 }
-                Received::Text(ServerMessage::Gap { lost_bytes }) => return Ok(StreamEvent::Gap { lost_bytes }),
-                Received::Text(ServerMessage::Exit { exit_code, signal, timed_out }) => {
-                    return Ok(StreamEvent::Exit { exit_code, signal, timed_out });
+                Received::Text(ServerMessage::Gap { lost_bytes }) => {
+                    return Ok(StreamEvent::Gap { lost_bytes });
                 }
-                Received::Text(ServerMessage::Error { error }) => return Err(ClientError::refused(0, error)),
+                Received::Text(ServerMessage::Exit {
+                    exit_code,
+                    signal,
+                    timed_out,
+                }) => {
+                    return Ok(StreamEvent::Exit {
+                        exit_code,
+                        signal,
+                        timed_out,
+                    });
+                }
+                Received::Text(ServerMessage::Error { error }) => {
+                    return Err(ClientError::refused(0, error));
+                }
                 Received::Text(ServerMessage::Started { .. }) => {
                     return Err(ClientError::Nonsense("the stream began twice".to_owned()));
                 }
@@ -205,7 +250,11 @@ impl ExecInput {
             let part = data.split_to(data.len().min(STDIN_MESSAGE_BYTES));
             let permits = u32::try_from(part.len()).unwrap_or(u32::MAX);
             let over = |_| ClientError::Broken("the process has ended".to_owned());
-            self.window.acquire_many(permits).await.map_err(over)?.forget();
+            self.window
+                .acquire_many(permits)
+                .await
+                .map_err(over)?
+                .forget();
             let mut message = Vec::with_capacity(1 + part.len());
             message.push(STDIN_BYTE);
             message.extend_from_slice(&part);
@@ -244,11 +293,17 @@ impl ExecInput {
     }
 
     async fn say(&self, message: &ClientMessage) -> Result<(), ClientError> {
-        let text = serde_json::to_string(message).map_err(|error| ClientError::Nonsense(error.to_string()))?;
+        let text = serde_json::to_string(message)
+            .map_err(|error| ClientError::Nonsense(error.to_string()))?;
         self.send(Message::Text(text.into())).await
     }
 
     async fn send(&self, message: Message) -> Result<(), ClientError> {
-        self.sink.lock().await.send(message).await.map_err(|error| broken(&error))
+        self.sink
+            .lock()
+            .await
+            .send(message)
+            .await
+            .map_err(|error| broken(&error))
     }
 }

@@ -53,7 +53,13 @@ impl Call<'_> {
     pub(crate) fn path(&self) -> String {
         let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let parts = route_of(self.operation).path.split('/');
-        let filled = parts.map(|part| if part.starts_with('{') { encode(self.target) } else { part.to_owned() });
+        let filled = parts.map(|part| {
+            if part.starts_with('{') {
+                encode(self.target)
+            } else {
+                part.to_owned()
+            }
+        });
         let mut path = filled.collect::<Vec<_>>().join("/");
         for (index, (name, value)) in self.query.iter().enumerate() {
             path.push(if index == 0 { '?' } else { '&' });
@@ -65,7 +71,10 @@ impl Call<'_> {
 
 impl Transport {
     pub(crate) fn new(url: &str, key: Option<&str>) -> Result<Self, ClientError> {
-        let authority = authority(url).map_err(|reason| ClientError::BadUrl { url: url.to_owned(), reason })?;
+        let authority = authority(url).map_err(|reason| ClientError::BadUrl {
+            url: url.to_owned(),
+            reason,
+        })?;
         let key = match key {
             Some(key) => {
                 let mut value = HeaderValue::from_str(key).map_err(|_| ClientError::BadKey)?;
@@ -78,7 +87,12 @@ impl Transport {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let http = HttpClient::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { http, url: url.to_owned(), authority, key })
+        Ok(Self {
+            http,
+            url: url.to_owned(),
+            authority,
+            key,
+        })
     }
 
     /// Sends a request; an answer with a status of 400 and above is an error.
@@ -97,12 +111,18 @@ impl Transport {
         let mut request = Request::new(body);
         *request.uri_mut() = uri;
         *request.method_mut() = method(route_of(call.operation).method);
-        request.headers_mut().insert(ACCEPT, HeaderValue::from_static("*/*"));
+        request
+            .headers_mut()
+            .insert(ACCEPT, HeaderValue::from_static("*/*"));
         request.headers_mut().extend(headers.iter().cloned());
         if let Some(key) = &self.key {
             request.headers_mut().insert(API_KEY, key.clone());
         }
-        let response = self.http.request(request).await.map_err(|error| self.failed(&error))?;
+        let response = self
+            .http
+            .request(request)
+            .await
+            .map_err(|error| self.failed(&error))?;
         if response.status().as_u16() < 400 {
             return Ok(response);
         }
@@ -130,8 +150,12 @@ impl Transport {
     ) -> Result<Response<Incoming>, ClientError> {
         let (bytes, headers) = match body {
             Some(body) => {
-                let bytes = serde_json::to_vec(body).map_err(|error| ClientError::Nonsense(error.to_string()))?;
-                (Bytes::from(bytes), vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))])
+                let bytes = serde_json::to_vec(body)
+                    .map_err(|error| ClientError::Nonsense(error.to_string()))?;
+                (
+                    Bytes::from(bytes),
+                    vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))],
+                )
             }
             None => (Bytes::new(), Vec::new()),
         };
@@ -147,7 +171,10 @@ impl Transport {
             source = cause.source();
         }
         if error.is_connect() {
-            ClientError::NotReachable { url: self.url.clone(), reason }
+            ClientError::NotReachable {
+                url: self.url.clone(),
+                reason,
+            }
         } else {
             ClientError::Broken(reason)
         }
@@ -155,14 +182,20 @@ impl Transport {
 
     /// The headers of a WebSocket handshake beyond its own.
     pub(crate) fn handshake_headers(&self) -> Vec<(HeaderName, HeaderValue)> {
-        let host = HeaderValue::from_str(self.authority.as_str()).ok().map(|host| (HOST, host));
-        host.into_iter().chain(self.key.clone().map(|key| (API_KEY, key))).collect()
+        let host = HeaderValue::from_str(self.authority.as_str())
+            .ok()
+            .map(|host| (HOST, host));
+        host.into_iter()
+            .chain(self.key.clone().map(|key| (API_KEY, key)))
+            .collect()
     }
 }
 
 /// A body that is at hand.
 pub(crate) fn full(bytes: Bytes) -> RequestBody {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes)
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 /// The header that says how long a body is.
@@ -179,8 +212,12 @@ pub(crate) fn refusal(status: u16, body: &[u8]) -> ClientError {
 }
 
 async fn collect(response: Response<Incoming>) -> Result<Bytes, ClientError> {
-    let whole = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-    Ok(whole.map_err(|error| ClientError::Broken(error.to_string()))?.to_bytes())
+    let whole = Limited::new(response.into_body(), ANSWER_BYTES)
+        .collect()
+        .await;
+    Ok(whole
+        .map_err(|error| ClientError::Broken(error.to_string()))?
+        .to_bytes())
 }
 
 fn method(method: pando_api::route::Method) -> http::Method {
@@ -200,7 +237,10 @@ fn authority(url: &str) -> Result<Authority, &'static str> {
         Some("https") => return Err("https is not supported, use a tunnel to the daemon's port"),
         _ => return Err("it does not begin with `http://`"),
     }
-    if !matches!(uri.path_and_query().map(|path| path.as_str()), None | Some("/")) {
+    if !matches!(
+        uri.path_and_query().map(|path| path.as_str()),
+        None | Some("/")
+    ) {
         return Err("it may not have a path");
     }
     let authority = uri.into_parts().authority.ok_or("it has no host")?;
@@ -217,14 +257,27 @@ mod tests {
     #[test]
     fn parameters_are_encoded_into_the_path() {
         let query = [("path", "/a b/ü&c"), ("user", "root")];
-        let call = Call { operation: Operation::ReadFile, target: "../x", query: &query };
-        assert_eq!(call.path(), "/v1/sandboxes/%2E%2E%2Fx/files?path=%2Fa%20b%2F%C3%BC%26c&user=root");
+        let call = Call {
+            operation: Operation::ReadFile,
+            target: "../x",
+            query: &query,
+        };
+        assert_eq!(
+            call.path(),
+            "/v1/sandboxes/%2E%2E%2Fx/files?path=%2Fa%20b%2F%C3%BC%26c&user=root"
+        );
     }
 
     #[test]
     fn addresses_that_cannot_work_say_why() {
-        assert_eq!(authority("http://127.0.0.1:7000/").unwrap().as_str(), "127.0.0.1:7000");
-        assert_eq!(authority("http://[::1]:7000").unwrap().as_str(), "[::1]:7000");
+        assert_eq!(
+            authority("http://127.0.0.1:7000/").unwrap().as_str(),
+            "127.0.0.1:7000"
+        );
+        assert_eq!(
+            authority("http://[::1]:7000").unwrap().as_str(),
+            "[::1]:7000"
+        );
         for (url, reason) in [
             ("https://pando.example", "https"),
             ("127.0.0.1:7000", "http://"),
@@ -240,7 +293,10 @@ mod tests {
     fn a_refusal_keeps_code_and_hint() {
         let body = br#"{"error":{"code":"name_taken","message":"m","hint":"h","request_id":"r"}}"#;
         let error = refusal(409, body);
-        assert_eq!((error.code(), error.hint()), (Some("name_taken"), Some("h")));
+        assert_eq!(
+            (error.code(), error.hint()),
+            (Some("name_taken"), Some("h"))
+        );
         assert!(matches!(refusal(502, b"<html>"), ClientError::Nonsense(_)));
     }
 }

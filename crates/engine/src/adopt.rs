@@ -16,7 +16,10 @@ impl Engine {
         let rows = self.blocking(|inner| inner.index.sandboxes()).await?;
         let mut known = BTreeSet::new();
         for row in rows {
-            let id: pando_types::SandboxId = row.id.parse().map_err(|_| EngineError::Internal("the index holds a malformed id".to_owned()))?;
+            let id: pando_types::SandboxId = row
+                .id
+                .parse()
+                .map_err(|_| EngineError::Internal("the index holds a malformed id".to_owned()))?;
             known.insert(id.clone());
             let entry = Arc::new(Entry::new(id, row));
             self.inner.sandboxes.insert(Arc::clone(&entry));
@@ -55,29 +58,45 @@ impl Engine {
             Adoption::Off(reason) => self.write_end(entry, SandboxState::Stopped, reason).await,
             Adoption::Fail(reason) => {
                 let words = last_words(&dir).map(|(_, cause)| cause);
-                self.write_end(entry, SandboxState::Failed, words.as_deref().unwrap_or(reason)).await
+                self.write_end(
+                    entry,
+                    SandboxState::Failed,
+                    words.as_deref().unwrap_or(reason),
+                )
+                .await
             }
         }
     }
 
     async fn keep(&self, entry: &Arc<Entry>, shim: Option<Arc<Shim>>) -> Result<(), EngineError> {
         let Some(shim) = shim else {
-            return self.write_end(entry, SandboxState::Failed, "its shim does not answer").await;
+            return self
+                .write_end(entry, SandboxState::Failed, "its shim does not answer")
+                .await;
         };
         entry.set_shim(Some(Arc::clone(&shim)));
         if entry.state() != SandboxState::Running {
             let ready = shim.ready().await?;
             if ready.state != pando_wire::shim::State::STATE_RUNNING {
-                return self.write_end(entry, SandboxState::Failed, &ready.cause).await;
+                return self
+                    .write_end(entry, SandboxState::Failed, &ready.cause)
+                    .await;
             }
-            self.set_state(entry, SandboxState::Running, None, None).await?;
+            self.set_state(entry, SandboxState::Running, None, None)
+                .await?;
         }
         self.watch(entry, &shim);
         Ok(())
     }
 
-    async fn write_end(&self, entry: &Arc<Entry>, state: SandboxState, reason: &str) -> Result<(), EngineError> {
+    async fn write_end(
+        &self,
+        entry: &Arc<Entry>,
+        state: SandboxState,
+        reason: &str,
+    ) -> Result<(), EngineError> {
         self.end_shim(entry).await;
-        self.set_state(entry, state, Some(reason.to_owned()), None).await
+        self.set_state(entry, state, Some(reason.to_owned()), None)
+            .await
     }
 }

@@ -9,7 +9,9 @@ use crate::shims::{Shim, ShimStarter, no_space_or};
 use pando_image::{BaseImage, Initrd};
 use pando_shim::host::machine_identity;
 use pando_shim::spec::{self, Begin, ShimSpec};
-use pando_store::{Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SnapshotKind, Snapshots, Staging};
+use pando_store::{
+    Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SnapshotKind, Snapshots, Staging,
+};
 use pando_types::{SandboxId, Size};
 use pando_wire::shim::{SnapshotRequest, SnapshotResponse, State};
 use std::collections::{BTreeMap, HashMap};
@@ -50,10 +52,17 @@ impl Bakery {
         };
         part(&BAKE_FORMAT.to_string());
         part(&ingredients.base.content_hash);
-        part(if kind == SnapshotKind::Ready { "ready" } else { "pre-mount" });
+        part(if kind == SnapshotKind::Ready {
+            "ready"
+        } else {
+            "pre-mount"
+        });
         // The measured clock rate differs in its last digits each time.
         part(&machine.tsc_khz.div_ceil(10_000).to_string());
-        let machine = Machine { tsc_khz: 0, ..machine };
+        let machine = Machine {
+            tsc_khz: 0,
+            ..machine
+        };
         part(&format!("{machine:?}"));
         hasher.finalize().to_hex()[..40].to_owned()
     }
@@ -61,7 +70,8 @@ impl Bakery {
     /// What a bake on this host is tied to.
     pub(crate) fn machine(&self, ingredients: &Ingredients) -> Machine {
         let host = &self.host;
-        let identity = machine_identity(&host.qemu, host.accelerator, host.tsc_khz, ingredients.size);
+        let identity =
+            machine_identity(&host.qemu, host.accelerator, host.tsc_khz, ingredients.size);
         Machine {
             vmm: identity.vmm,
             machine: identity.machine,
@@ -85,10 +95,17 @@ impl Bakery {
     ///
     /// # Errors
     /// It cannot be made.
-    pub(crate) async fn ensure(&self, ingredients: &Ingredients, kind: SnapshotKind) -> Result<Snapshot, EngineError> {
+    pub(crate) async fn ensure(
+        &self,
+        ingredients: &Ingredients,
+        kind: SnapshotKind,
+    ) -> Result<Snapshot, EngineError> {
         let key = self.key(ingredients, kind);
         let lock = {
-            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut under_way = self
+                .under_way
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             Arc::clone(under_way.entry(key.clone()).or_default())
         };
         let _turn = lock.lock().await;
@@ -98,21 +115,41 @@ impl Bakery {
             // A damaged bake is made anew: it is only a cache.
             Err(error) => {
                 tracing::warn!(%error, "a bake cannot be used and is made anew");
-                self.bakes.remove(&key).map_err(|error| EngineError::internal(&error))?;
+                self.bakes
+                    .remove(&key)
+                    .map_err(|error| EngineError::internal(&error))?;
             }
         }
         self.bake(ingredients, kind, &key).await
     }
 
-    async fn bake(&self, ingredients: &Ingredients, kind: SnapshotKind, key: &str) -> Result<Snapshot, EngineError> {
-        let failed = |reason: String| EngineError::BakeFailed { template: "base".to_owned(), reason };
+    async fn bake(
+        &self,
+        ingredients: &Ingredients,
+        kind: SnapshotKind,
+        key: &str,
+    ) -> Result<Snapshot, EngineError> {
+        let failed = |reason: String| EngineError::BakeFailed {
+            template: "base".to_owned(),
+            reason,
+        };
         let id = crate::ids::sandbox();
-        let dir = self.dirs.create(&id).map_err(|error| no_space_or(error, "cannot make the bake's directory"))?;
-        let oven = Oven { dir: dir.clone(), shim: None };
-        let (oven, taken) = oven.bake(self, ingredients, kind, &id).await.map_err(|error| match error {
-            EngineError::SpawnFailed(reason) => failed(reason),
-            other => other,
-        })?;
+        let dir = self
+            .dirs
+            .create(&id)
+            .map_err(|error| no_space_or(error, "cannot make the bake's directory"))?;
+        let oven = Oven {
+            dir: dir.clone(),
+            shim: None,
+            succeeded: false,
+        };
+        let (oven, taken) = oven
+            .bake(self, ingredients, kind, &id)
+            .await
+            .map_err(|error| match error {
+                EngineError::SpawnFailed(reason) => failed(reason),
+                other => other,
+            })?;
         let machine = self.machine(ingredients);
         let (bakes, key, ingredients) = (self.bakes.clone(), key.to_owned(), ingredients.clone());
         // Hashing and copying some hundred MiB: not on the runtime's threads.
@@ -123,8 +160,16 @@ impl Bakery {
             drop(oven);
             published
         });
-        let published = published.await.map_err(|error| EngineError::internal(&error))?;
-        published.map_err(|error| if error.is_no_space() { EngineError::NoSpace(error.to_string()) } else { EngineError::internal(&error) })
+        let published = published
+            .await
+            .map_err(|error| EngineError::internal(&error))?;
+        published.map_err(|error| {
+            if error.is_no_space() {
+                EngineError::NoSpace(error.to_string())
+            } else {
+                EngineError::internal(&error)
+            }
+        })
     }
 }
 
@@ -132,10 +177,18 @@ impl Bakery {
 struct Oven {
     dir: SandboxDir,
     shim: Option<Shim>,
+    /// Its logs are of no interest.
+    succeeded: bool,
 }
 
 impl Oven {
-    async fn bake(mut self, bakery: &Bakery, ingredients: &Ingredients, kind: SnapshotKind, id: &SandboxId) -> Result<(Self, SnapshotResponse), EngineError> {
+    async fn bake(
+        mut self,
+        bakery: &Bakery,
+        ingredients: &Ingredients,
+        kind: SnapshotKind,
+        id: &SandboxId,
+    ) -> Result<(Self, SnapshotResponse), EngineError> {
         let failed = |error: std::io::Error| no_space_or(error, "cannot lay out the bake");
         let base = &ingredients.base;
         for (path, name) in [
@@ -153,7 +206,11 @@ impl Oven {
             tsc_khz: bakery.host.tsc_khz,
             cpus: ingredients.size.cpus(),
             memory_mib: ingredients.size.memory_mib(),
-            begin: if kind == SnapshotKind::Ready { Begin::BakeReady } else { Begin::BakePreMount },
+            begin: if kind == SnapshotKind::Ready {
+                Begin::BakeReady
+            } else {
+                Begin::BakePreMount
+            },
             disks: 2,
             hostname: "baking".to_owned(),
             machine_id: "0".repeat(32),
@@ -167,21 +224,37 @@ impl Oven {
         if ready.state != State::STATE_RUNNING {
             return Err(EngineError::SpawnFailed(ready.cause));
         }
-        let request = SnapshotRequest { stop: true, ..SnapshotRequest::default() };
+        let request = SnapshotRequest {
+            stop: true,
+            ..SnapshotRequest::default()
+        };
         let taken = shim.client.rpc.snapshot(request).await.map_err(|error| {
-            EngineError::SpawnFailed(error.message.unwrap_or_else(|| "the shim went away".to_owned()))
+            EngineError::SpawnFailed(
+                error
+                    .message
+                    .unwrap_or_else(|| "the shim went away".to_owned()),
+            )
         })?;
+        self.succeeded = true;
         Ok((self, taken.into_owned()))
     }
 }
 
 impl Drop for Oven {
     fn drop(&mut self) {
-        let (dir, process) = (self.dir.clone(), self.shim.as_ref().and_then(|shim| shim.process));
+        if !self.succeeded {
+            crate::shims::log_last_words(&self.dir);
+        }
+        let (dir, process) = (
+            self.dir.clone(),
+            self.shim.as_ref().and_then(|shim| shim.process),
+        );
         // Killing waits; the last reference to a directory may be dropped anywhere.
         std::thread::spawn(move || {
             if let Some(process) = process {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_time()
+                    .build();
                 if let Ok(runtime) = runtime {
                     runtime.block_on(process.kill());
                 }
@@ -207,14 +280,19 @@ fn gather(
         sources.push((slot.join(&taken.disk_file), spec::disk(1)));
     }
     sources.push((slot.join(&taken.memory_file), spec::MEMORY.to_owned()));
-    sources.push((slot.join(&taken.device_state_file), spec::DEVICE_STATE.to_owned()));
+    sources.push((
+        slot.join(&taken.device_state_file),
+        spec::DEVICE_STATE.to_owned(),
+    ));
     let mut layers = Vec::new();
     for (source, name) in sources {
         layers.push(staging.adopt(&source, &name)?);
     }
     let device_state = layers.pop().expect("pushed above");
     let memory = layers.pop().expect("pushed above");
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let created = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     Ok(Manifest {
         kind,
         machine,
@@ -228,11 +306,14 @@ fn gather(
 }
 
 /// Puts a snapshot's layers and the root image into a sandbox's slot.
-pub(crate) fn link_layers(dir: &SandboxDir, snapshot: &Snapshot, root: &Path) -> std::io::Result<()> {
+pub(crate) fn link_layers(
+    dir: &SandboxDir,
+    snapshot: &Snapshot,
+    root: &Path,
+) -> std::io::Result<()> {
     dir.link(root, spec::ROOT)?;
     for layer in snapshot.manifest.layers() {
         dir.link(&snapshot.dir.join(&layer.file), &layer.file)?;
     }
     Ok(())
 }
-

@@ -1,13 +1,17 @@
 //! Between the engine's values and the shim's messages.
 
-use crate::request::{Command, ExecResult, Exit, OutputStream, ProcessEvent, ProcessInfo, ProcessInput, WindowSize};
+use crate::request::{
+    Command, ExecResult, Exit, OutputStream, ProcessEvent, ProcessInfo, ProcessInput, WindowSize,
+};
 use pando_wire::shim::{self, attach_response, input_request};
 use std::time::{Duration, UNIX_EPOCH};
 
 pub(crate) fn command(command: Command) -> shim::Command {
     let timeout = command.timeout.unwrap_or_default();
     // Zero means none on the wire: the shortest timeout is a millisecond.
-    let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(u64::from(command.timeout.is_some()));
+    let timeout_ms = u64::try_from(timeout.as_millis())
+        .unwrap_or(u64::MAX)
+        .max(u64::from(command.timeout.is_some()));
     shim::Command {
         argv: command.argv,
         env: command.env.into_iter().collect(),
@@ -19,7 +23,11 @@ pub(crate) fn command(command: Command) -> shim::Command {
 }
 
 pub(crate) fn window_size(size: WindowSize) -> shim::WindowSize {
-    shim::WindowSize { cols: size.cols, rows: size.rows, ..Default::default() }
+    shim::WindowSize {
+        cols: size.cols,
+        rows: size.rows,
+        ..Default::default()
+    }
 }
 
 pub(crate) fn input(input: ProcessInput) -> input_request::Input {
@@ -32,13 +40,21 @@ pub(crate) fn input(input: ProcessInput) -> input_request::Input {
 }
 
 pub(crate) fn exit(exit: shim::Exit) -> Exit {
-    Exit { exit_code: exit.exit_code, signal: exit.signal, timed_out: exit.timed_out }
+    Exit {
+        exit_code: exit.exit_code,
+        signal: exit.signal,
+        timed_out: exit.timed_out,
+    }
 }
 
 pub(crate) fn exec_result(response: shim::ExecResponse) -> ExecResult {
     let ended = response.exit.into_option().map(exit);
     ExecResult {
-        exit: ended.unwrap_or(Exit { exit_code: None, signal: None, timed_out: false }),
+        exit: ended.unwrap_or(Exit {
+            exit_code: None,
+            signal: None,
+            timed_out: false,
+        }),
         stdout: response.stdout,
         stderr: response.stderr,
         truncated: response.truncated,
@@ -49,7 +65,9 @@ pub(crate) fn exec_result(response: shim::ExecResponse) -> ExecResult {
 
 pub(crate) fn process_event(message: shim::AttachResponse) -> Option<ProcessEvent> {
     Some(match message.event? {
-        attach_response::Event::Gap(gap) => ProcessEvent::Gap { lost_bytes: gap.lost_bytes },
+        attach_response::Event::Gap(gap) => ProcessEvent::Gap {
+            lost_bytes: gap.lost_bytes,
+        },
         attach_response::Event::Exit(ended) => ProcessEvent::Exit(exit(*ended)),
         attach_response::Event::Output(output) => {
             use attach_response::output::Stream;
@@ -59,7 +77,11 @@ pub(crate) fn process_event(message: shim::AttachResponse) -> Option<ProcessEven
                 Stream::STREAM_TTY => OutputStream::Tty,
                 Stream::STREAM_UNSPECIFIED => return None,
             };
-            ProcessEvent::Output { stream, data: output.data.into(), next_offset: output.next_offset }
+            ProcessEvent::Output {
+                stream,
+                data: output.data.into(),
+                next_offset: output.next_offset,
+            }
         }
     })
 }
@@ -71,6 +93,8 @@ pub(crate) fn process_info(info: shim::ProcessInfo) -> ProcessInfo {
         argv: info.argv,
         tty: info.tty,
         exit: info.exit.into_option().map(exit),
-        started_at: UNIX_EPOCH.checked_add(Duration::from_millis(info.started_at_ms)).unwrap_or(UNIX_EPOCH),
+        started_at: UNIX_EPOCH
+            .checked_add(Duration::from_millis(info.started_at_ms))
+            .unwrap_or(UNIX_EPOCH),
     }
 }

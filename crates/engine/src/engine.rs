@@ -7,9 +7,9 @@ use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
 use crate::{EngineError, keys};
+use pando_shim::host::AcceleratorWish;
 use pando_store::{Index, LAYOUT, NewEvent, SandboxDirs, Snapshots};
 use pando_types::SandboxState;
-use pando_shim::host::AcceleratorWish;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -102,7 +102,9 @@ impl Engine {
     pub async fn open(config: EngineConfig) -> Result<Self, OpenError> {
         let inner = tokio::task::spawn_blocking(move || Inner::open(config)).await;
         let inner = inner.map_err(|error| EngineError::internal(&error))??;
-        let engine = Self { inner: Arc::new(inner) };
+        let engine = Self {
+            inner: Arc::new(inner),
+        };
         engine.adopt_all().await?;
         Ok(engine)
     }
@@ -118,7 +120,11 @@ impl Engine {
     ///
     /// # Errors
     /// The request is malformed, the template is missing, or the VM does not come up; nothing is left then.
-    pub async fn create(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, EngineError> {
+    pub async fn create(
+        &self,
+        caller: &Caller,
+        request: CreateSandbox,
+    ) -> Result<Sandbox, EngineError> {
         let (engine, caller) = (self.clone(), caller.clone());
         let (answer, answered) = tokio::sync::oneshot::channel();
         // Its own task: a caller that hangs up must not leave half a sandbox.
@@ -128,7 +134,9 @@ impl Engine {
                 drop(engine.destroy(&entry, "its creator went away").await);
             }
         });
-        let entry = answered.await.map_err(|error| EngineError::internal(&error))??;
+        let entry = answered
+            .await
+            .map_err(|error| EngineError::internal(&error))??;
         entry.describe()
     }
 
@@ -145,7 +153,12 @@ impl Engine {
     /// # Errors
     /// The index is damaged.
     pub async fn list(&self, caller: &Caller) -> Result<Vec<Sandbox>, EngineError> {
-        self.inner.sandboxes.of(caller).iter().map(|entry| entry.describe()).collect()
+        self.inner
+            .sandboxes
+            .of(caller)
+            .iter()
+            .map(|entry| entry.describe())
+            .collect()
     }
 
     /// Destroys a sandbox, whatever it does.
@@ -154,7 +167,8 @@ impl Engine {
     /// There is none, or its files cannot be removed.
     pub async fn remove(&self, caller: &Caller, sandbox: &str) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        self.detached(move |engine| async move { engine.destroy(&entry, "").await }).await
+        self.detached(move |engine| async move { engine.destroy(&entry, "").await })
+            .await
     }
 
     /// Powers a sandbox off in order; its disk is kept.
@@ -187,12 +201,25 @@ impl Engine {
     ///
     /// # Errors
     /// The index failed.
-    pub async fn events(&self, caller: &Caller, after: u64, limit: u32) -> Result<Vec<Event>, EngineError> {
+    pub async fn events(
+        &self,
+        caller: &Caller,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<Event>, EngineError> {
         let tenant = caller.tenant.clone();
-        let rows = self.blocking(move |inner| inner.index.events(&tenant, after, limit.min(MAX_EVENTS))).await?;
+        let rows = self
+            .blocking(move |inner| inner.index.events(&tenant, after, limit.min(MAX_EVENTS)))
+            .await?;
         Ok(rows
             .into_iter()
-            .map(|row| Event { sequence: row.sequence, at: row.at, kind: row.kind, subject: row.subject, detail: row.detail })
+            .map(|row| Event {
+                sequence: row.sequence,
+                at: row.at,
+                kind: row.kind,
+                subject: row.subject,
+                detail: row.detail,
+            })
             .collect())
     }
 
@@ -201,7 +228,10 @@ impl Engine {
     /// # Errors
     /// None so far.
     pub async fn status(&self, caller: &Caller) -> Result<Status, EngineError> {
-        let mut sandboxes: BTreeMap<&'static str, u64> = SandboxState::ALL.iter().map(|state| (state.as_str(), 0)).collect();
+        let mut sandboxes: BTreeMap<&'static str, u64> = SandboxState::ALL
+            .iter()
+            .map(|state| (state.as_str(), 0))
+            .collect();
         for entry in self.inner.sandboxes.of(caller) {
             *sandboxes.entry(entry.state().as_str()).or_default() += 1;
         }
@@ -217,23 +247,33 @@ impl Engine {
     }
 
     /// Runs work that must not be cut off when its caller goes away.
-    pub(crate) async fn detached<R, F>(&self, work: impl FnOnce(Self) -> F) -> Result<R, EngineError>
+    pub(crate) async fn detached<R, F>(
+        &self,
+        work: impl FnOnce(Self) -> F,
+    ) -> Result<R, EngineError>
     where
         R: Send + 'static,
         F: Future<Output = Result<R, EngineError>> + Send + 'static,
     {
-        tokio::spawn(work(self.clone())).await.map_err(|error| EngineError::internal(&error))?
+        tokio::spawn(work(self.clone()))
+            .await
+            .map_err(|error| EngineError::internal(&error))?
     }
 
     /// Runs work that waits for the disk.
-    pub(crate) async fn blocking<R, E>(&self, work: impl FnOnce(&Inner) -> Result<R, E> + Send + 'static) -> Result<R, EngineError>
+    pub(crate) async fn blocking<R, E>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<R, E> + Send + 'static,
+    ) -> Result<R, EngineError>
     where
         R: Send + 'static,
         E: std::error::Error + Send + 'static,
     {
         let inner = Arc::clone(&self.inner);
         let result = tokio::task::spawn_blocking(move || work(&inner)).await;
-        result.map_err(|error| EngineError::internal(&error))?.map_err(|error| EngineError::internal(&error))
+        result
+            .map_err(|error| EngineError::internal(&error))?
+            .map_err(|error| EngineError::internal(&error))
     }
 
     /// Writes a sandbox's new state to the index and then to its entry.
@@ -249,8 +289,18 @@ impl Engine {
         let (kept_reason, kept_isolation) = (reason.clone(), isolation.clone());
         self.blocking(move |inner| {
             let kind = format!("sandbox.{state}");
-            let event = NewEvent { tenant: &tenant, kind: &kind, subject: &id, detail: reason.as_deref().unwrap_or_default() };
-            let change = pando_store::StateChange { id: &id, state, reason: reason.as_deref(), isolation: isolation.as_deref() };
+            let event = NewEvent {
+                tenant: &tenant,
+                kind: &kind,
+                subject: &id,
+                detail: reason.as_deref().unwrap_or_default(),
+            };
+            let change = pando_store::StateChange {
+                id: &id,
+                state,
+                reason: reason.as_deref(),
+                isolation: isolation.as_deref(),
+            };
             inner.index.set_state(&change, &boot_id, &event)
         })
         .await?;
@@ -269,7 +319,12 @@ impl Engine {
     }
 
     /// The entry, if `operation` is legal for it now.
-    pub(crate) fn entry(&self, caller: &Caller, sandbox: &str, operation: Operation) -> Result<Arc<Entry>, EngineError> {
+    pub(crate) fn entry(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+        operation: Operation,
+    ) -> Result<Arc<Entry>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         entry.check(operation)?;
         Ok(entry)
@@ -285,8 +340,15 @@ impl Inner {
         keys::ensure_admin(&index, &config.admin_key)?;
         let host = Arc::new(Host::probe(&config)?);
         let sandboxes = config.state_dir.join(LAYOUT).join("sandboxes");
-        let dirs = SandboxDirs::open(&sandboxes).map_err(|source| OpenError::Directory { path: sandboxes, source })?;
-        let starter = ShimStarter { program: config.shim_program.clone(), qemu: config.qemu.clone(), jail: config.jail };
+        let dirs = SandboxDirs::open(&sandboxes).map_err(|source| OpenError::Directory {
+            path: sandboxes,
+            source,
+        })?;
+        let starter = ShimStarter {
+            program: config.shim_program.clone(),
+            qemu: config.qemu.clone(),
+            jail: config.jail,
+        };
         let bakery = Bakery {
             host: Arc::clone(&host),
             starter,
@@ -294,20 +356,40 @@ impl Inner {
             dirs: dirs.clone(),
             under_way: Mutex::new(HashMap::new()),
         };
-        Ok(Self { config, host, index, dirs, bakery, sandboxes: Sandboxes::default(), started: Instant::now(), _lock: lock })
+        Ok(Self {
+            config,
+            host,
+            index,
+            dirs,
+            bakery,
+            sandboxes: Sandboxes::default(),
+            started: Instant::now(),
+            _lock: lock,
+        })
     }
 }
 
 fn make_dir(path: &Path, mode: u32) -> Result<(), OpenError> {
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
-    made.map_err(|source| OpenError::Directory { path: path.to_path_buf(), source })
+    made.map_err(|source| OpenError::Directory {
+        path: path.to_path_buf(),
+        source,
+    })
 }
 
 /// One daemon per state directory: the lock goes with the process, however it ends.
 fn lock(dir: &Path) -> Result<File, OpenError> {
     let path = dir.join("daemon.lock");
-    let failed = |source| OpenError::Directory { path: path.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    let failed = |source| OpenError::Directory {
+        path: path.clone(),
+        source,
+    };
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(failed)?;
     match file.try_lock() {
         Ok(()) => {
             // For a person who looks which process it is.

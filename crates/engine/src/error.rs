@@ -89,11 +89,15 @@ impl EngineError {
         Some(match self {
             Self::SandboxNotFound(_) => "`pando ls` lists the sandboxes you can see",
             Self::Ambiguous(_) => "give more characters of the id",
-            Self::TemplateNotFound(_) => "`pando template ls` lists the templates; `make quickstart` makes `base`",
+            Self::TemplateNotFound(_) => {
+                "`pando template ls` lists the templates; `make quickstart` makes `base`"
+            }
             Self::ProcessNotFound(_) => "the oldest ended processes are forgotten first",
             Self::NameTaken(_) => "choose another name, or remove the sandbox that has it",
             Self::WrongState { .. } => "`pando inspect` shows the state and its reason",
-            Self::SandboxGone { .. } | Self::SpawnFailed(_) => "`pando logs ID` shows the guest's console",
+            Self::SandboxGone { .. } | Self::SpawnFailed(_) => {
+                "`pando logs ID` shows the guest's console"
+            }
             Self::BakeFailed { .. } => "`pando doctor` checks what the host lacks",
             Self::NoSpace(_) => "`pando df` shows what takes space",
             Self::Internal(_) => "`pando logs` shows the daemon's log",

@@ -1,8 +1,8 @@
 //! What the engine must know of the host: VMM, accelerator, clock rate, boot.
 
 use crate::{EngineConfig, OpenError};
-use pando_types::Accelerator;
 use pando_shim::host::{self, QemuVersion};
+use pando_types::Accelerator;
 use std::fs;
 
 /// Facts that hold as long as the daemon runs.
@@ -33,8 +33,17 @@ impl Host {
             Accelerator::Tcg => pando_sys::clock::measure_tsc_khz(),
             Accelerator::Kvm => None,
         };
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-        Ok(Self { qemu, accelerator: detection.accelerator, reason: detection.reason, tsc_khz, boot_id })
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .unwrap_or_default()
+            .trim()
+            .to_owned();
+        Ok(Self {
+            qemu,
+            accelerator: detection.accelerator,
+            reason: detection.reason,
+            tsc_khz,
+            boot_id,
+        })
     }
 
     /// The VMM and its version, for a person.

@@ -21,13 +21,18 @@ pub(crate) fn for_sandbox(dir: &SandboxDir, accelerator: Accelerator) -> Option<
     }
     let inode = std::fs::metadata(dir.path()).ok()?.ino();
     let uid = FIRST_UID + u32::try_from(inode % u64::from(UIDS)).ok()?;
-    Some(Identity { uid, gid: kvm_group(accelerator).unwrap_or(uid) })
+    Some(Identity {
+        uid,
+        gid: kvm_group(accelerator).unwrap_or(uid),
+    })
 }
 
 /// The group that may open `/dev/kvm`.
 fn kvm_group(accelerator: Accelerator) -> Option<u32> {
     match accelerator {
-        Accelerator::Kvm => std::fs::metadata("/dev/kvm").ok().map(|metadata| metadata.gid()),
+        Accelerator::Kvm => std::fs::metadata("/dev/kvm")
+            .ok()
+            .map(|metadata| metadata.gid()),
         Accelerator::Tcg => None,
     }
 }

@@ -14,7 +14,10 @@ pub(crate) fn sandbox() -> SandboxId {
 
 /// `/etc/machine-id` of a sandbox: its own, and the same after a stop and a start.
 pub(crate) fn machine_id(id: &SandboxId) -> String {
-    blake3::derive_key("pando machine-id v1", id.as_str().as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    blake3::derive_key("pando machine-id v1", id.as_str().as_bytes())[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Random bytes from the kernel.
@@ -23,6 +26,7 @@ pub(crate) fn machine_id(id: &SandboxId) -> String {
 /// The kernel has none to give, which ends before any program runs.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    pando_sys::random::fill(&mut bytes).expect("the kernel's generator is up before any program runs");
+    pando_sys::random::fill(&mut bytes)
+        .expect("the kernel's generator is up before any program runs");
     bytes
 }

@@ -24,18 +24,25 @@ fn hash(key: &str) -> [u8; 32] {
 /// # Errors
 /// The file cannot be read or written.
 pub(crate) fn ensure_admin(index: &Index, path: &Path) -> Result<(), EngineError> {
-    let failed = |error: std::io::Error| EngineError::Internal(format!("cannot use `{}`: {error}", path.display()));
+    let failed = |error: std::io::Error| {
+        EngineError::Internal(format!("cannot use `{}`: {error}", path.display()))
+    };
     let key = match fs::read_to_string(path) {
         Ok(text) => text.trim().to_owned(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let hex: String = crate::ids::random::<KEY_BYTES>().iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex: String = crate::ids::random::<KEY_BYTES>()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
             let key = format!("pando_{hex}");
             write_private(path, &key).map_err(failed)?;
             key
         }
         Err(error) => return Err(failed(error)),
     };
-    index.add_key(&hash(&key), DEFAULT_TENANT, "admin").map_err(|error| EngineError::internal(&error))
+    index
+        .add_key(&hash(&key), DEFAULT_TENANT, "admin")
+        .map_err(|error| EngineError::internal(&error))
 }
 
 /// Whole or not at all: temporary name, sync, rename.
@@ -59,7 +66,9 @@ pub(crate) fn find(known: &[([u8; 32], String)], key: &str) -> Option<Caller> {
             found = Some(tenant);
         }
     }
-    found.map(|tenant| Caller { tenant: tenant.clone() })
+    found.map(|tenant| Caller {
+        tenant: tenant.clone(),
+    })
 }
 
 #[cfg(test)]
@@ -74,11 +83,17 @@ mod tests {
         ensure_admin(&index, &path).unwrap();
         ensure_admin(&index, &path).unwrap();
         let key = fs::read_to_string(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert_eq!((key.trim().len(), &key[..6]), (46, "pando_"));
         let known = index.keys().unwrap();
         assert_eq!(known.len(), 1);
         assert_eq!(find(&known, key.trim()).unwrap().tenant, DEFAULT_TENANT);
-        assert_eq!(find(&known, "pando_0000000000000000000000000000000000000000"), None);
+        assert_eq!(
+            find(&known, "pando_0000000000000000000000000000000000000000"),
+            None
+        );
     }
 }

@@ -26,8 +26,8 @@ mod usage;
 
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::EngineError;
-pub use template::BakeOptions;
 pub use pando_shim::host::AcceleratorWish;
+pub use template::BakeOptions;
 
 /// The body of a raw request to a guest, and of its answer: streamed, never buffered whole.
 pub type GuestBody = pando_shim::client::Body;

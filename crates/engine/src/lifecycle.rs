@@ -103,7 +103,10 @@ mod tests {
     fn every_state_can_be_left_by_remove_and_used_only_when_running() {
         for state in SandboxState::ALL {
             assert!(allows(state, Operation::Remove));
-            assert_eq!(allows(state, Operation::Use), state == SandboxState::Running);
+            assert_eq!(
+                allows(state, Operation::Use),
+                state == SandboxState::Running
+            );
             // Never both: a sandbox is either on or off.
             assert!(!(allows(state, Operation::Stop) && allows(state, Operation::Start)));
         }
@@ -113,7 +116,12 @@ mod tests {
     #[test]
     fn a_new_daemon_keeps_what_lives_and_loses_no_answered_sandbox() {
         for state in SandboxState::ALL {
-            for found in [Found::Answers, Found::PoweredOff, Found::Gone, Found::HostRestarted] {
+            for found in [
+                Found::Answers,
+                Found::PoweredOff,
+                Found::Gone,
+                Found::HostRestarted,
+            ] {
                 let adoption = adopt(state, true, found);
                 assert_ne!(adoption, Adoption::Discard, "{state} {found:?}");
                 if found == Found::HostRestarted {
@@ -121,7 +129,13 @@ mod tests {
                 }
             }
         }
-        assert_eq!(adopt(SandboxState::Creating, false, Found::Answers), Adoption::Discard);
-        assert_eq!(adopt(SandboxState::Running, true, Found::Answers), Adoption::Keep(SandboxState::Running));
+        assert_eq!(
+            adopt(SandboxState::Creating, false, Found::Answers),
+            Adoption::Discard
+        );
+        assert_eq!(
+            adopt(SandboxState::Running, true, Found::Answers),
+            Adoption::Keep(SandboxState::Running)
+        );
     }
 }

@@ -40,7 +40,12 @@ pub(crate) struct IsolationJson {
 
 impl Entry {
     pub(crate) fn new(id: SandboxId, row: SandboxRow) -> Self {
-        Self { id, turn: tokio::sync::Mutex::new(()), row: Mutex::new(row), shim: Mutex::new(None) }
+        Self {
+            id,
+            turn: tokio::sync::Mutex::new(()),
+            row: Mutex::new(row),
+            shim: Mutex::new(None),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, SandboxRow> {
@@ -65,7 +70,10 @@ impl Entry {
     }
 
     pub(crate) fn shim(&self) -> Option<Arc<Shim>> {
-        self.shim.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shim
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Whether `operation` is legal now.
@@ -74,7 +82,11 @@ impl Entry {
         if lifecycle::allows(state, operation) {
             return Ok(());
         }
-        Err(EngineError::WrongState { id: self.id.to_string(), state, operation: operation.verb() })
+        Err(EngineError::WrongState {
+            id: self.id.to_string(),
+            state,
+            operation: operation.verb(),
+        })
     }
 
     /// Its shim, while it runs.
@@ -85,17 +97,30 @@ impl Entry {
 
     /// The error of a request that the sandbox's end cut off.
     pub(crate) fn gone(&self) -> EngineError {
-        let reason = self.lock().state_reason.clone().unwrap_or_else(|| "its VM ended".to_owned());
-        EngineError::SandboxGone { id: self.id.to_string(), reason }
+        let reason = self
+            .lock()
+            .state_reason
+            .clone()
+            .unwrap_or_else(|| "its VM ended".to_owned());
+        EngineError::SandboxGone {
+            id: self.id.to_string(),
+            reason,
+        }
     }
 
     /// As callers see it.
     pub(crate) fn describe(&self) -> Result<Sandbox, EngineError> {
         let row = self.row();
-        let malformed = |what: &str| EngineError::Internal(format!("the index holds a malformed {what}"));
+        let malformed =
+            |what: &str| EngineError::Internal(format!("the index holds a malformed {what}"));
         Ok(Sandbox {
             id: self.id.clone(),
-            name: row.name.as_deref().map(str::parse).transpose().map_err(|_| malformed("name"))?,
+            name: row
+                .name
+                .as_deref()
+                .map(str::parse)
+                .transpose()
+                .map_err(|_| malformed("name"))?,
             state: row.state,
             state_reason: row.state_reason,
             template: row.template.parse().map_err(|_| malformed("template"))?,
@@ -116,7 +141,12 @@ fn isolation(text: &str) -> Option<Isolation> {
         "tcg" => pando_types::Accelerator::Tcg,
         _ => return None,
     };
-    Some(Isolation { vmm: json.vmm, accelerator, reason: json.reason, layers: json.layers })
+    Some(Isolation {
+        vmm: json.vmm,
+        accelerator,
+        reason: json.reason,
+        layers: json.layers,
+    })
 }
 
 impl Sandboxes {
@@ -150,7 +180,10 @@ impl Sandboxes {
         if reference.len() < MIN_PREFIX {
             return Err(not_found());
         }
-        let mut fitting = entries.values().filter(visible).filter(|entry| entry.id.as_str().starts_with(reference));
+        let mut fitting = entries
+            .values()
+            .filter(visible)
+            .filter(|entry| entry.id.as_str().starts_with(reference));
         match (fitting.next(), fitting.next()) {
             (Some(entry), None) => Ok(Arc::clone(entry)),
             (Some(_), Some(_)) => Err(EngineError::Ambiguous(reference.to_owned())),
@@ -160,7 +193,12 @@ impl Sandboxes {
 
     /// A caller's sandboxes, oldest first.
     pub(crate) fn of(&self, caller: &Caller) -> Vec<Arc<Entry>> {
-        let mut entries: Vec<_> = self.lock().values().filter(|entry| entry.lock().tenant == caller.tenant).cloned().collect();
+        let mut entries: Vec<_> = self
+            .lock()
+            .values()
+            .filter(|entry| entry.lock().tenant == caller.tenant)
+            .cloned()
+            .collect();
         entries.sort_by_key(|entry| (entry.lock().created_at, entry.id.clone()));
         entries
     }
@@ -196,8 +234,12 @@ mod tests {
     #[test]
     fn a_reference_finds_what_the_caller_may_see_and_nothing_else() {
         let sandboxes = Sandboxes::default();
-        let ours = Caller { tenant: "us".into() };
-        let theirs = Caller { tenant: "them".into() };
+        let ours = Caller {
+            tenant: "us".into(),
+        };
+        let theirs = Caller {
+            tenant: "them".into(),
+        };
         let one = entry(1, "us", Some("web"));
         sandboxes.insert(Arc::clone(&one));
         sandboxes.insert(entry(37, "us", None));
@@ -206,9 +248,18 @@ mod tests {
         assert_eq!(sandboxes.of(&ours).len(), 1);
         sandboxes.insert(Arc::clone(&one));
         assert_eq!(sandboxes.find(&ours, "web").unwrap().id, one.id);
-        assert_eq!(sandboxes.find(&ours, &one.id.as_str()[..6]).unwrap().id, one.id);
-        assert!(matches!(sandboxes.find(&theirs, one.id.as_str()), Err(EngineError::SandboxNotFound(_))));
-        assert!(matches!(sandboxes.find(&ours, "s"), Err(EngineError::SandboxNotFound(_))));
+        assert_eq!(
+            sandboxes.find(&ours, &one.id.as_str()[..6]).unwrap().id,
+            one.id
+        );
+        assert!(matches!(
+            sandboxes.find(&theirs, one.id.as_str()),
+            Err(EngineError::SandboxNotFound(_))
+        ));
+        assert!(matches!(
+            sandboxes.find(&ours, "s"),
+            Err(EngineError::SandboxNotFound(_))
+        ));
         assert_eq!(sandboxes.find(&theirs, "web").unwrap().row().tenant, "them");
     }
 }

@@ -7,9 +7,9 @@ use pando_store::SandboxDir;
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::spawn::{Child, Identity, Limit, Spawn};
 use pando_wire::shim::{ReadyRequest, ReadyResponse};
+use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use rustix::process::{Pid, Signal};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::chown;
 use std::os::unix::net::UnixListener;
@@ -51,14 +51,25 @@ pub(crate) struct ShimProcess {
 impl ShimStarter {
     /// Starts a shim in `dir` as `identity` and waits until it listens. The spec is
     /// written first; the socket is made here, so that no time passes before it is there.
-    pub(crate) async fn start(&self, dir: &SandboxDir, spec: &ShimSpec, identity: Option<Identity>) -> Result<Shim, EngineError> {
-        let failed = |what: &str, error: &dyn std::error::Error| EngineError::SpawnFailed(format!("{what}: {error}"));
-        let text = serde_json::to_vec_pretty(spec).map_err(|error| EngineError::internal(&error))?;
-        write_whole(&dir.spec(), &text).map_err(|error| no_space_or(error, "cannot write the spec"))?;
+    pub(crate) async fn start(
+        &self,
+        dir: &SandboxDir,
+        spec: &ShimSpec,
+        identity: Option<Identity>,
+    ) -> Result<Shim, EngineError> {
+        let failed = |what: &str, error: &dyn std::error::Error| {
+            EngineError::SpawnFailed(format!("{what}: {error}"))
+        };
+        let text =
+            serde_json::to_vec_pretty(spec).map_err(|error| EngineError::internal(&error))?;
+        write_whole(&dir.spec(), &text)
+            .map_err(|error| no_space_or(error, "cannot write the spec"))?;
         drop(fs::remove_file(dir.path().join(pando_shim::CAUSE_FILE)));
-        let listener = listen(&dir.socket()).map_err(|error| failed("cannot make the shim's socket", &error))?;
+        let listener = listen(&dir.socket())
+            .map_err(|error| failed("cannot make the shim's socket", &error))?;
         if let Some(identity) = identity {
-            give_to(dir, identity).map_err(|error| failed("cannot hand the directory over", &error))?;
+            give_to(dir, identity)
+                .map_err(|error| failed("cannot hand the directory over", &error))?;
         }
         let child = self.spawn(dir, listener, identity)?;
         let process = ShimProcess::of(child.pid());
@@ -67,13 +78,27 @@ impl ShimStarter {
                 .map_err(|error| no_space_or(error, "cannot write the shim's process id"))?;
         }
         tokio::task::spawn_blocking(move || drop(child.wait()));
-        let client = ShimClient::connect(&dir.socket()).await.map_err(|error| failed("the shim does not answer", &error))?;
+        let client = ShimClient::connect(&dir.socket())
+            .await
+            .map_err(|error| failed("the shim does not answer", &error))?;
         Ok(Shim { client, process })
     }
 
-    fn spawn(&self, dir: &SandboxDir, listener: OwnedFd, identity: Option<Identity>) -> Result<Child, EngineError> {
-        let failed = |error: &dyn std::error::Error| EngineError::SpawnFailed(format!("cannot start the shim: {}", crate::error::chain(error)));
-        let log: OwnedFd = open_log(&dir.log()).map_err(|error| no_space_or(error, "cannot write the shim's log"))?.into();
+    fn spawn(
+        &self,
+        dir: &SandboxDir,
+        listener: OwnedFd,
+        identity: Option<Identity>,
+    ) -> Result<Child, EngineError> {
+        let failed = |error: &dyn std::error::Error| {
+            EngineError::SpawnFailed(format!(
+                "cannot start the shim: {}",
+                crate::error::chain(error)
+            ))
+        };
+        let log: OwnedFd = open_log(&dir.log())
+            .map_err(|error| no_space_or(error, "cannot write the shim's log"))?
+            .into();
         let log_too = log.try_clone().map_err(|error| failed(&error))?;
         let mut spawn = Spawn::new(&self.program)
             .args(["shim", "."])
@@ -99,7 +124,10 @@ impl ShimStarter {
 
     /// What a shim may reach: its own directory, the programs and libraries it and the
     /// VMM need, what it must know of the VMM's memory; later the network.
-    fn ruleset(&self, dir: &SandboxDir) -> Result<Ruleset, pando_sys::jail::landlock::RulesetError> {
+    fn ruleset(
+        &self,
+        dir: &SandboxDir,
+    ) -> Result<Ruleset, pando_sys::jail::landlock::RulesetError> {
         let mut policy = Policy::new()
             .allow(dir.path(), Access::Manage)
             .allow(&self.program, Access::Execute)
@@ -109,10 +137,23 @@ impl ShimStarter {
             .allow_if_present(Path::new("/dev/kvm"), Access::Device)
             .allow_if_present(Path::new("/dev/urandom"), Access::Read)
             .allow_tcp();
-        for path in ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/local/lib"] {
+        for path in [
+            "/lib",
+            "/lib64",
+            "/usr/lib",
+            "/usr/lib64",
+            "/usr/libexec",
+            "/usr/local/lib",
+        ] {
             policy = policy.allow_if_present(Path::new(path), Access::Execute);
         }
-        for path in ["/etc/ld.so.cache", "/usr/share/qemu", "/usr/share/seabios", "/usr/local/share/qemu", "/sys/devices/system/cpu"] {
+        for path in [
+            "/etc/ld.so.cache",
+            "/usr/share/qemu",
+            "/usr/share/seabios",
+            "/usr/local/share/qemu",
+            "/sys/devices/system/cpu",
+        ] {
             policy = policy.allow_if_present(Path::new(path), Access::Read);
         }
         Ruleset::new(&policy)
@@ -130,22 +171,34 @@ impl Shim {
     /// Waits until the sandbox answers or is known not to.
     pub(crate) async fn ready(&self) -> Result<ReadyResponse, EngineError> {
         let ready = self.client.rpc.ready(ReadyRequest::default()).await;
-        ready.map(connectrpc::client::UnaryResponse::into_owned).map_err(|error| EngineError::SpawnFailed(
-            error.message.unwrap_or_else(|| "the shim went away".to_owned()),
-        ))
+        ready
+            .map(connectrpc::client::UnaryResponse::into_owned)
+            .map_err(|error| {
+                EngineError::SpawnFailed(
+                    error
+                        .message
+                        .unwrap_or_else(|| "the shim went away".to_owned()),
+                )
+            })
     }
 }
 
 impl ShimProcess {
     fn of(pid: u32) -> Option<Self> {
-        Some(Self { pid, started_ticks: started_ticks(pid)? })
+        Some(Self {
+            pid,
+            started_ticks: started_ticks(pid)?,
+        })
     }
 
     /// The process that was written down in a sandbox's directory.
     pub(crate) fn read(dir: &SandboxDir) -> Option<Self> {
         let text = fs::read_to_string(dir.path().join("shim.pid")).ok()?;
         let (pid, ticks) = text.trim().split_once(' ')?;
-        Some(Self { pid: pid.parse().ok()?, started_ticks: ticks.parse().ok()? })
+        Some(Self {
+            pid: pid.parse().ok()?,
+            started_ticks: ticks.parse().ok()?,
+        })
     }
 
     fn to_line(self) -> String {
@@ -173,6 +226,22 @@ impl ShimProcess {
     }
 }
 
+/// Bytes of a log that are shown when a VM did not come up.
+const TAIL_BYTES: usize = 4 << 10;
+
+/// Puts the end of a sandbox's logs into ours, before they are removed with it.
+pub(crate) fn log_last_words(dir: &SandboxDir) {
+    for path in [dir.log(), dir.console()] {
+        let bytes = fs::read(&path).unwrap_or_default();
+        let end = &bytes[bytes.len().saturating_sub(TAIL_BYTES)..];
+        // A guest writes the console: its control characters are not for our terminal.
+        let text = String::from_utf8_lossy(end).replace(|c: char| c.is_control() && c != '\n', "");
+        if !text.trim().is_empty() {
+            tracing::warn!(log = %path.display(), "{}", text.trim());
+        }
+    }
+}
+
 /// Field 22 of `/proc/PID/stat`; `None` when there is no such process or it is a zombie.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -187,9 +256,14 @@ fn started_ticks(pid: u32) -> Option<u64> {
 fn listen(path: &Path) -> io::Result<OwnedFd> {
     drop(fs::remove_file(path));
     // A path longer than sun_path (108) would be refused: go through the directory's descriptor.
-    let (parent, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
+    let (parent, name) = (
+        path.parent().unwrap_or(Path::new("/")),
+        path.file_name().unwrap_or_default(),
+    );
     let directory = File::open(parent)?;
-    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+    let short = Path::new("/proc/self/fd")
+        .join(directory.as_raw_fd().to_string())
+        .join(name);
     Ok(UnixListener::bind(short)?.into())
 }
 

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::lifecycle::Operation;
 use crate::request::{Caller, CreateSandbox};
 use crate::sandboxes::{Entry, IsolationJson};
-use crate::shims::{Shim, ShimProcess, no_space_or};
+use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
 use pando_store::{IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind};
@@ -23,27 +23,47 @@ const DISKS: usize = 3;
 
 impl Engine {
     /// Makes a sandbox from nothing; on an error nothing is left of it.
-    pub(crate) async fn spawn_new(&self, caller: &Caller, request: CreateSandbox) -> Result<Arc<Entry>, EngineError> {
+    pub(crate) async fn spawn_new(
+        &self,
+        caller: &Caller,
+        request: CreateSandbox,
+    ) -> Result<Arc<Entry>, EngineError> {
         check_maps(&request)?;
         let size = size(&request)?;
         let template = request.template.clone().unwrap_or_else(default_template);
         let ingredients = self.ingredients(caller, &template, size).await?;
-        let snapshot = self.inner.bakery.ensure(&ingredients, SnapshotKind::Ready).await?;
+        let snapshot = self
+            .inner
+            .bakery
+            .ensure(&ingredients, SnapshotKind::Ready)
+            .await?;
 
-        let entry = self.insert(caller, &request, &template, &ingredients).await?;
+        let entry = self
+            .insert(caller, &request, &template, &ingredients)
+            .await?;
         let _turn = entry.turn.lock().await;
         match self.first_start(&entry, &snapshot, &ingredients).await {
             Ok(()) => Ok(Arc::clone(&entry)),
             Err(error) => {
-                self.erase(&entry, &format!("creation failed: {error}")).await?;
+                log_last_words(&self.inner.dirs.get(&entry.id));
+                self.erase(&entry, &format!("creation failed: {error}"))
+                    .await?;
                 Err(error)
             }
         }
     }
 
-    async fn insert(&self, caller: &Caller, request: &CreateSandbox, template: &TemplateRef, ingredients: &Ingredients) -> Result<Arc<Entry>, EngineError> {
+    async fn insert(
+        &self,
+        caller: &Caller,
+        request: &CreateSandbox,
+        template: &TemplateRef,
+        ingredients: &Ingredients,
+    ) -> Result<Arc<Entry>, EngineError> {
         let id = ids::sandbox();
-        let to_json = |map: &BTreeMap<String, String>| serde_json::to_string(map).map_err(|error| EngineError::internal(&error));
+        let to_json = |map: &BTreeMap<String, String>| {
+            serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
+        };
         let row = SandboxRow {
             id: id.to_string(),
             tenant: caller.tenant.clone(),
@@ -65,13 +85,20 @@ impl Engine {
         let added = tokio::task::spawn_blocking({
             let inner = Arc::clone(&self.inner);
             move || {
-                let event = NewEvent { tenant: &inserted.tenant, kind: "sandbox.creating", subject: &inserted.id, detail: &inserted.template };
+                let event = NewEvent {
+                    tenant: &inserted.tenant,
+                    kind: "sandbox.creating",
+                    subject: &inserted.id,
+                    detail: &inserted.template,
+                };
                 inner.index.add_sandbox(&inserted, &event)
             }
         });
         match added.await.map_err(|error| EngineError::internal(&error))? {
             Ok(()) => {}
-            Err(IndexError::NameTaken) => return Err(EngineError::NameTaken(row.name.unwrap_or_default())),
+            Err(IndexError::NameTaken) => {
+                return Err(EngineError::NameTaken(row.name.unwrap_or_default()));
+            }
             Err(error) => return Err(EngineError::internal(&error)),
         }
         let entry = Arc::new(Entry::new(id, row));
@@ -79,22 +106,43 @@ impl Engine {
         Ok(entry)
     }
 
-    async fn first_start(&self, entry: &Arc<Entry>, snapshot: &Snapshot, ingredients: &Ingredients) -> Result<(), EngineError> {
-        let dir = self.inner.dirs.create(&entry.id).map_err(|error| no_space_or(error, "cannot make the sandbox's directory"))?;
-        link_layers(&dir, snapshot, &ingredients.base.root).map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
-        let begin = Begin::Spawn { clean_barrier: snapshot.manifest.clean_barrier, mount: false };
+    async fn first_start(
+        &self,
+        entry: &Arc<Entry>,
+        snapshot: &Snapshot,
+        ingredients: &Ingredients,
+    ) -> Result<(), EngineError> {
+        let dir = self
+            .inner
+            .dirs
+            .create(&entry.id)
+            .map_err(|error| no_space_or(error, "cannot make the sandbox's directory"))?;
+        link_layers(&dir, snapshot, &ingredients.base.root)
+            .map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
+        let begin = Begin::Spawn {
+            clean_barrier: snapshot.manifest.clean_barrier,
+            mount: false,
+        };
         self.run(entry, &dir, begin, snapshot).await
     }
 
     /// Starts the shim of a sandbox whose slot is laid out, and waits for the agent.
-    async fn run(&self, entry: &Arc<Entry>, dir: &SandboxDir, begin: Begin, snapshot: &Snapshot) -> Result<(), EngineError> {
+    async fn run(
+        &self,
+        entry: &Arc<Entry>,
+        dir: &SandboxDir,
+        begin: Begin,
+        snapshot: &Snapshot,
+    ) -> Result<(), EngineError> {
         let row = entry.row();
         let bakery = &self.inner.bakery;
         let spec = ShimSpec {
             sandbox_id: row.id.clone(),
             qemu: bakery.starter.qemu.clone(),
             accelerator: snapshot.manifest.machine.accelerator.clone(),
-            tsc_khz: u32::try_from(snapshot.manifest.machine.tsc_khz).ok().filter(|khz| *khz > 0),
+            tsc_khz: u32::try_from(snapshot.manifest.machine.tsc_khz)
+                .ok()
+                .filter(|khz| *khz > 0),
             cpus: row.cpus,
             memory_mib: row.memory_mib,
             begin,
@@ -114,13 +162,19 @@ impl Engine {
         self.now_running(entry, &ready, &shim).await
     }
 
-    async fn now_running(&self, entry: &Arc<Entry>, ready: &ReadyResponse, shim: &Arc<Shim>) -> Result<(), EngineError> {
+    async fn now_running(
+        &self,
+        entry: &Arc<Entry>,
+        ready: &ReadyResponse,
+        shim: &Arc<Shim>,
+    ) -> Result<(), EngineError> {
         for warning in &ready.warnings {
             tracing::warn!(sandbox = %entry.id, "{warning}");
         }
         tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
         let isolation = self.isolation_json(ready.layers.clone())?;
-        self.set_state(entry, SandboxState::Running, None, Some(isolation)).await?;
+        self.set_state(entry, SandboxState::Running, None, Some(isolation))
+            .await?;
         self.watch(entry, shim);
         Ok(())
     }
@@ -131,7 +185,9 @@ impl Engine {
         tokio::spawn(async move {
             let (state, cause) = end_of(&shim, &engine.inner.dirs.get(&entry.id)).await;
             let _turn = entry.turn.lock().await;
-            let current = entry.shim().is_some_and(|current| Arc::ptr_eq(&current, &shim));
+            let current = entry
+                .shim()
+                .is_some_and(|current| Arc::ptr_eq(&current, &shim));
             // A stop, a start or a removal that held the turn has dealt with it.
             if !current || entry.state() != SandboxState::Running {
                 return;
@@ -149,11 +205,21 @@ impl Engine {
         let _turn = entry.turn.lock().await;
         entry.check(Operation::Stop)?;
         let shim = entry.in_use()?;
-        self.set_state(entry, SandboxState::Stopping, None, None).await?;
+        self.set_state(entry, SandboxState::Stopping, None, None)
+            .await?;
         // An error means that it went away meanwhile, which is what was asked for.
-        drop(shim.client.rpc.stop(StopRequest { grace_ms: STOP_GRACE_MS, ..StopRequest::default() }).await);
+        drop(
+            shim.client
+                .rpc
+                .stop(StopRequest {
+                    grace_ms: STOP_GRACE_MS,
+                    ..StopRequest::default()
+                })
+                .await,
+        );
         self.end_shim(entry).await;
-        self.set_state(entry, SandboxState::Stopped, None, None).await
+        self.set_state(entry, SandboxState::Stopped, None, None)
+            .await
     }
 
     /// Spawns a stopped sandbox again, on its disk.
@@ -166,7 +232,8 @@ impl Engine {
         if let Err(error) = &started {
             self.end_shim(entry).await;
             let reason = Some(format!("it could not be started: {error}"));
-            self.set_state(entry, SandboxState::Failed, reason, None).await?;
+            self.set_state(entry, SandboxState::Failed, reason, None)
+                .await?;
             tracing::warn!(sandbox = %before.id, "{error}");
         }
         started
@@ -175,15 +242,25 @@ impl Engine {
     async fn start_again(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         let row = entry.row();
         let dir = self.inner.dirs.get(&entry.id);
-        let size = Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
+        let size =
+            Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
         let ingredients = self.ingredients_of(&row.root, size).await?;
-        let snapshot = self.inner.bakery.ensure(&ingredients, SnapshotKind::PreMount).await?;
+        let snapshot = self
+            .inner
+            .bakery
+            .ensure(&ingredients, SnapshotKind::PreMount)
+            .await?;
         for layer in [&snapshot.manifest.memory, &snapshot.manifest.device_state] {
-            dir.unlink(&layer.file).and_then(|()| dir.link(&snapshot.dir.join(&layer.file), &layer.file))
+            dir.unlink(&layer.file)
+                .and_then(|()| dir.link(&snapshot.dir.join(&layer.file), &layer.file))
                 .map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
         }
-        self.set_state(entry, SandboxState::Creating, None, None).await?;
-        let begin = Begin::Spawn { clean_barrier: snapshot.manifest.clean_barrier, mount: true };
+        self.set_state(entry, SandboxState::Creating, None, None)
+            .await?;
+        let begin = Begin::Spawn {
+            clean_barrier: snapshot.manifest.clean_barrier,
+            mount: true,
+        };
         self.run(entry, &dir, begin, &snapshot).await
     }
 
@@ -191,7 +268,17 @@ impl Engine {
     pub(crate) async fn destroy(&self, entry: &Arc<Entry>, why: &str) -> Result<(), EngineError> {
         let _turn = entry.turn.lock().await;
         entry.check(Operation::Remove)?;
-        if self.inner.sandboxes.find(&Caller { tenant: entry.row().tenant }, entry.id.as_str()).is_err() {
+        if self
+            .inner
+            .sandboxes
+            .find(
+                &Caller {
+                    tenant: entry.row().tenant,
+                },
+                entry.id.as_str(),
+            )
+            .is_err()
+        {
             return Err(EngineError::SandboxNotFound(entry.id.to_string()));
         }
         self.erase(entry, why).await
@@ -200,12 +287,26 @@ impl Engine {
     /// Shim, files, row, in that order: what a crash leaves is found by the next start.
     pub(crate) async fn erase(&self, entry: &Arc<Entry>, why: &str) -> Result<(), EngineError> {
         self.end_shim(entry).await;
-        let (dir, id, why) = (self.inner.dirs.get(&entry.id), entry.id.clone(), why.to_owned());
+        let (dir, id, why) = (
+            self.inner.dirs.get(&entry.id),
+            entry.id.clone(),
+            why.to_owned(),
+        );
         let tenant = entry.row().tenant;
         self.blocking(move |inner| {
-            dir.remove().map_err(|error| EngineError::Internal(format!("cannot remove the sandbox's files: {error}")))?;
-            let event = NewEvent { tenant: &tenant, kind: "sandbox.removed", subject: id.as_str(), detail: &why };
-            inner.index.remove_sandbox(id.as_str(), &event).map_err(|error| EngineError::internal(&error))
+            dir.remove().map_err(|error| {
+                EngineError::Internal(format!("cannot remove the sandbox's files: {error}"))
+            })?;
+            let event = NewEvent {
+                tenant: &tenant,
+                kind: "sandbox.removed",
+                subject: id.as_str(),
+                detail: &why,
+            };
+            inner
+                .index
+                .remove_sandbox(id.as_str(), &event)
+                .map_err(|error| EngineError::internal(&error))
         })
         .await?;
         self.inner.sandboxes.remove(&entry.id);
@@ -222,7 +323,12 @@ impl Engine {
 
     fn isolation_json(&self, layers: Vec<String>) -> Result<String, EngineError> {
         let host = &self.inner.host;
-        let isolation = IsolationJson { vmm: host.vmm(), accelerator: host.accelerator.to_string(), reason: host.reason.clone(), layers };
+        let isolation = IsolationJson {
+            vmm: host.vmm(),
+            accelerator: host.accelerator.to_string(),
+            reason: host.reason.clone(),
+            layers,
+        };
         serde_json::to_string(&isolation).map_err(|error| EngineError::internal(&error))
     }
 }
@@ -260,10 +366,17 @@ fn size(request: &CreateSandbox) -> Result<Size, EngineError> {
 }
 
 fn check_maps(request: &CreateSandbox) -> Result<(), EngineError> {
-    let bytes = |map: &BTreeMap<String, String>| map.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+    let bytes = |map: &BTreeMap<String, String>| {
+        map.iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum::<usize>()
+    };
     for (what, map) in [("env", &request.env), ("labels", &request.labels)] {
         if bytes(map) > limits::ENV_BYTES {
-            return Err(EngineError::Invalid(format!("`{what}` has more than {} KiB", limits::ENV_BYTES >> 10)));
+            return Err(EngineError::Invalid(format!(
+                "`{what}` has more than {} KiB",
+                limits::ENV_BYTES >> 10
+            )));
         }
     }
     crate::usage::check_env(&request.env)

@@ -49,12 +49,16 @@ impl Engine {
         let progress: Arc<dyn Fn(&str) + Send + Sync> = Arc::new(progress);
         let (engine, caller, template) = (self.clone(), caller.clone(), template.clone());
         self.detached(move |_| async move {
-            let base = engine.build_base(options.host_ca, Arc::clone(&progress)).await?;
+            let base = engine
+                .build_base(options.host_ca, Arc::clone(&progress))
+                .await?;
             let size = options.size.unwrap_or(Size::DEFAULT);
             let ingredients = engine.with_initrd(base, size).await?;
             progress("booting once and saving the ready guest");
             engine.bake_both(&ingredients).await?;
-            engine.write_template(&caller, &template, &ingredients.base, options.host_ca).await?;
+            engine
+                .write_template(&caller, &template, &ingredients.base, options.host_ca)
+                .await?;
             engine.template(&caller, &template).await
         })
         .await
@@ -64,9 +68,15 @@ impl Engine {
     ///
     /// # Errors
     /// There is no such template, or the guest does not come up.
-    pub async fn warm_template(&self, caller: &Caller, template: &TemplateRef, size: Size) -> Result<(), EngineError> {
+    pub async fn warm_template(
+        &self,
+        caller: &Caller,
+        template: &TemplateRef,
+        size: Size,
+    ) -> Result<(), EngineError> {
         let ingredients = self.ingredients(caller, template, size).await?;
-        self.detached(move |engine| async move { engine.bake_both(&ingredients).await }).await
+        self.detached(move |engine| async move { engine.bake_both(&ingredients).await })
+            .await
     }
 
     /// The caller's templates.
@@ -82,17 +92,26 @@ impl Engine {
         Ok(templates)
     }
 
-    async fn template(&self, caller: &Caller, reference: &TemplateRef) -> Result<Template, EngineError> {
+    async fn template(
+        &self,
+        caller: &Caller,
+        reference: &TemplateRef,
+    ) -> Result<Template, EngineError> {
         let row = self.row(caller, reference).await?;
         self.describe(row).await
     }
 
     async fn rows(&self, caller: &Caller) -> Result<Vec<TemplateRow>, EngineError> {
         let tenant = caller.tenant.clone();
-        self.blocking(move |inner| inner.index.templates(&tenant)).await
+        self.blocking(move |inner| inner.index.templates(&tenant))
+            .await
     }
 
-    async fn row(&self, caller: &Caller, reference: &TemplateRef) -> Result<TemplateRow, EngineError> {
+    async fn row(
+        &self,
+        caller: &Caller,
+        reference: &TemplateRef,
+    ) -> Result<TemplateRow, EngineError> {
         let rows = self.rows(caller).await?;
         rows.into_iter()
             .find(|row| row.name == reference.name.as_str() && row.tag == reference.tag.as_str())
@@ -101,67 +120,117 @@ impl Engine {
 
     async fn describe(&self, row: TemplateRow) -> Result<Template, EngineError> {
         let reference = format!("{}:{}", row.name, row.tag);
-        let reference = reference.parse().map_err(|_| EngineError::Internal("the index holds a malformed template".to_owned()))?;
+        let reference = reference.parse().map_err(|_| {
+            EngineError::Internal("the index holds a malformed template".to_owned())
+        })?;
         let (root, created_at) = (row.root, row.created_at);
         self.blocking(move |inner| {
             let mut baked = Vec::new();
             let mut disk_bytes = 0;
             if let Some(base) = pando_image::base::find(&inner.config.cache_dir, &root) {
                 disk_bytes += allocated(&base.root) + allocated(&base.disk);
-                let initrd = pando_image::initrd::build(&base, inner.config.agent, &inner.config.cache_dir)?;
+                let initrd =
+                    pando_image::initrd::build(&base, inner.config.agent, &inner.config.cache_dir)?;
                 for size in all_sizes() {
-                    let ingredients = Ingredients { base: base.clone(), initrd: initrd.clone(), size };
+                    let ingredients = Ingredients {
+                        base: base.clone(),
+                        initrd: initrd.clone(),
+                        size,
+                    };
                     if let Some(snapshot) = inner.bakery.find(&ingredients, SnapshotKind::Ready) {
                         baked.push(size);
                         disk_bytes += snapshot.allocated_bytes().unwrap_or(0);
                     }
                 }
             }
-            Ok::<_, pando_image::BuildError>(Template { reference, content_hash: root, baked, disk_bytes, created_at })
+            Ok::<_, pando_image::BuildError>(Template {
+                reference,
+                content_hash: root,
+                baked,
+                disk_bytes,
+                created_at,
+            })
         })
         .await
     }
 
     /// What a new sandbox of this template and size is baked from.
-    pub(crate) async fn ingredients(&self, caller: &Caller, template: &TemplateRef, size: Size) -> Result<Ingredients, EngineError> {
+    pub(crate) async fn ingredients(
+        &self,
+        caller: &Caller,
+        template: &TemplateRef,
+        size: Size,
+    ) -> Result<Ingredients, EngineError> {
         let row = self.row(caller, template).await?;
         let cache_dir = self.inner.config.cache_dir.clone();
         let (root, found) = {
             let root = row.root.clone();
-            (root.clone(), self.blocking(move |_| Ok::<_, std::io::Error>(pando_image::base::find(&cache_dir, &root))).await?)
+            (
+                root.clone(),
+                self.blocking(move |_| {
+                    Ok::<_, std::io::Error>(pando_image::base::find(&cache_dir, &root))
+                })
+                .await?,
+            )
         };
         match found {
             Some(base) => self.with_initrd(base, size).await,
             // The cache was cleared: make it again, as it was.
             None => {
-                let recipe: Recipe = serde_json::from_str(&row.recipe).map_err(|error| EngineError::internal(&error))?;
-                tracing::warn!(root, "the template's image is not in the cache and is made again");
-                let base = self.build_base(recipe.host_ca, Arc::new(|_: &str| {})).await?;
-                self.write_template(caller, template, &base, recipe.host_ca).await?;
+                let recipe: Recipe = serde_json::from_str(&row.recipe)
+                    .map_err(|error| EngineError::internal(&error))?;
+                tracing::warn!(
+                    root,
+                    "the template's image is not in the cache and is made again"
+                );
+                let base = self
+                    .build_base(recipe.host_ca, Arc::new(|_: &str| {}))
+                    .await?;
+                self.write_template(caller, template, &base, recipe.host_ca)
+                    .await?;
                 self.with_initrd(base, size).await
             }
         }
     }
 
     /// What a stopped sandbox starts from: its own root image, today's agent.
-    pub(crate) async fn ingredients_of(&self, root: &str, size: Size) -> Result<Ingredients, EngineError> {
+    pub(crate) async fn ingredients_of(
+        &self,
+        root: &str,
+        size: Size,
+    ) -> Result<Ingredients, EngineError> {
         let (cache_dir, hash) = (self.inner.config.cache_dir.clone(), root.to_owned());
-        let found = self.blocking(move |_| Ok::<_, std::io::Error>(pando_image::base::find(&cache_dir, &hash))).await?;
-        let base = found.ok_or_else(|| EngineError::SpawnFailed(format!("the image `{root}` it was made from is not in the cache")))?;
+        let found = self
+            .blocking(move |_| Ok::<_, std::io::Error>(pando_image::base::find(&cache_dir, &hash)))
+            .await?;
+        let base = found.ok_or_else(|| {
+            EngineError::SpawnFailed(format!(
+                "the image `{root}` it was made from is not in the cache"
+            ))
+        })?;
         self.with_initrd(base, size).await
     }
 
     async fn with_initrd(&self, base: BaseImage, size: Size) -> Result<Ingredients, EngineError> {
         self.blocking(move |inner| {
-            let initrd = pando_image::initrd::build(&base, inner.config.agent, &inner.config.cache_dir)?;
+            let initrd =
+                pando_image::initrd::build(&base, inner.config.agent, &inner.config.cache_dir)?;
             Ok::<_, pando_image::BuildError>(Ingredients { base, initrd, size })
         })
         .await
     }
 
-    async fn build_base(&self, host_ca: bool, progress: Arc<dyn Fn(&str) + Send + Sync>) -> Result<BaseImage, EngineError> {
+    async fn build_base(
+        &self,
+        host_ca: bool,
+        progress: Arc<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<BaseImage, EngineError> {
         let config = &self.inner.config;
-        let options = BaseOptions { cache_dir: config.cache_dir.clone(), mirror: config.debian_mirror.clone(), host_ca };
+        let options = BaseOptions {
+            cache_dir: config.cache_dir.clone(),
+            mirror: config.debian_mirror.clone(),
+            host_ca,
+        };
         let built = tokio::task::spawn_blocking(move || {
             pando_image::base::build(&options, &|step| match step {
                 Progress::Step(text) => progress(text),
@@ -169,19 +238,31 @@ impl Engine {
             })
         });
         let built = built.await.map_err(|error| EngineError::internal(&error))?;
-        built.map_err(|error| EngineError::BakeFailed { template: BASE.to_owned(), reason: crate::error::chain(&error) })
+        built.map_err(|error| EngineError::BakeFailed {
+            template: BASE.to_owned(),
+            reason: crate::error::chain(&error),
+        })
     }
 
     /// Both kinds, side by side: each is one busy CPU.
     async fn bake_both(&self, ingredients: &Ingredients) -> Result<(), EngineError> {
         let bakery = &self.inner.bakery;
-        let (ready, pre_mount) =
-            tokio::join!(bakery.ensure(ingredients, SnapshotKind::Ready), bakery.ensure(ingredients, SnapshotKind::PreMount));
+        let (ready, pre_mount) = tokio::join!(
+            bakery.ensure(ingredients, SnapshotKind::Ready),
+            bakery.ensure(ingredients, SnapshotKind::PreMount)
+        );
         ready.and(pre_mount).map(drop)
     }
 
-    async fn write_template(&self, caller: &Caller, template: &TemplateRef, base: &BaseImage, host_ca: bool) -> Result<(), EngineError> {
-        let recipe = serde_json::to_string(&Recipe { host_ca }).map_err(|error| EngineError::internal(&error))?;
+    async fn write_template(
+        &self,
+        caller: &Caller,
+        template: &TemplateRef,
+        base: &BaseImage,
+        host_ca: bool,
+    ) -> Result<(), EngineError> {
+        let recipe = serde_json::to_string(&Recipe { host_ca })
+            .map_err(|error| EngineError::internal(&error))?;
         let row = TemplateRow {
             tenant: caller.tenant.clone(),
             name: template.name.to_string(),
@@ -192,7 +273,12 @@ impl Engine {
         };
         self.blocking(move |inner| {
             inner.index.put_template(&row)?;
-            let event = NewEvent { tenant: &row.tenant, kind: "template.baked", subject: &row.name, detail: &row.root };
+            let event = NewEvent {
+                tenant: &row.tenant,
+                kind: "template.baked",
+                subject: &row.name,
+                detail: &row.root,
+            };
             inner.index.add_event(&event)
         })
         .await
@@ -200,7 +286,11 @@ impl Engine {
 }
 
 fn all_sizes() -> impl Iterator<Item = Size> {
-    CPUS.into_iter().flat_map(|cpus| MEMORY_MIB.into_iter().filter_map(move |memory| Size::new(cpus, memory).ok()))
+    CPUS.into_iter().flat_map(|cpus| {
+        MEMORY_MIB
+            .into_iter()
+            .filter_map(move |memory| Size::new(cpus, memory).ok())
+    })
 }
 
 fn allocated(path: &Path) -> u64 {

@@ -3,7 +3,9 @@
 use crate::convert;
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
-use crate::request::{Caller, Command, ExecResult, ProcessEvent, ProcessId, ProcessInfo, ProcessInput, StartProcess};
+use crate::request::{
+    Caller, Command, ExecResult, ProcessEvent, ProcessId, ProcessInfo, ProcessInput, StartProcess,
+};
 use crate::sandboxes::Entry;
 use crate::{EngineError, GuestBody};
 use bytes::Bytes;
@@ -22,19 +24,33 @@ impl Engine {
     pub async fn ping(&self, caller: &Caller, sandbox: &str) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
-        shim.client.rpc.ping(shim::PingRequest::default()).await.map(drop).map_err(|error| guest_error(&entry, error))
+        shim.client
+            .rpc
+            .ping(shim::PingRequest::default())
+            .await
+            .map(drop)
+            .map_err(|error| guest_error(&entry, error))
     }
 
     /// Runs a program to its end. Legal while the sandbox runs.
     ///
     /// # Errors
     /// The program cannot be started, or the sandbox ends.
-    pub async fn exec(&self, caller: &Caller, sandbox: &str, command: Command, stdin: Bytes) -> Result<ExecResult, EngineError> {
+    pub async fn exec(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+        command: Command,
+        stdin: Bytes,
+    ) -> Result<ExecResult, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
         check_command(&command)?;
         if stdin.len() > limits::EXEC_STDIN_BYTES {
-            return Err(EngineError::Invalid(format!("`stdin` has more than {} MiB: stream it", limits::EXEC_STDIN_BYTES >> 20)));
+            return Err(EngineError::Invalid(format!(
+                "`stdin` has more than {} MiB: stream it",
+                limits::EXEC_STDIN_BYTES >> 20
+            )));
         }
         let request = shim::ExecRequest {
             command: convert::command(command).into(),
@@ -42,7 +58,13 @@ impl Engine {
             output_limit_bytes: limits::EXEC_OUTPUT_BYTES,
             ..Default::default()
         };
-        let response = shim.client.rpc.exec(request).await.map_err(|error| guest_error(&entry, error))?.into_owned();
+        let response = shim
+            .client
+            .rpc
+            .exec(request)
+            .await
+            .map_err(|error| guest_error(&entry, error))?
+            .into_owned();
         let result = convert::exec_result(response);
         // Neither code nor signal: the VM ended before the process did.
         if result.exit.exit_code.is_none() && result.exit.signal.is_none() {
@@ -55,7 +77,12 @@ impl Engine {
     ///
     /// # Errors
     /// The program cannot be started.
-    pub async fn start_process(&self, caller: &Caller, sandbox: &str, request: StartProcess) -> Result<ProcessId, EngineError> {
+    pub async fn start_process(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+        request: StartProcess,
+    ) -> Result<ProcessId, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
         check_command(&request.command)?;
@@ -65,7 +92,12 @@ impl Engine {
             stdin: request.stdin,
             ..Default::default()
         };
-        let response = shim.client.rpc.start_process(request).await.map_err(|error| guest_error(&entry, error))?;
+        let response = shim
+            .client
+            .rpc
+            .start_process(request)
+            .await
+            .map_err(|error| guest_error(&entry, error))?;
         Ok(response.into_owned().process_id)
     }
 
@@ -83,14 +115,28 @@ impl Engine {
     ) -> Result<BoxStream<'static, Result<ProcessEvent, EngineError>>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
-        let request = shim::AttachRequest { process_id: process.clone(), from_offset, ..Default::default() };
-        let followed = shim.client.rpc.attach(request).await.map_err(|error| process_error(&entry, process, error))?;
+        let request = shim::AttachRequest {
+            process_id: process.clone(),
+            from_offset,
+            ..Default::default()
+        };
+        let followed = shim
+            .client
+            .rpc
+            .attach(request)
+            .await
+            .map_err(|error| process_error(&entry, process, error))?;
         let events = stream::unfold(Some((followed, entry)), |state| async move {
             let (mut followed, entry) = state?;
             match followed.message().await {
                 Ok(Some(message)) => match convert::process_event(message.to_owned_message()) {
                     Some(event) => Some((Ok(event), Some((followed, entry)))),
-                    None => Some((Err(EngineError::Internal("the shim sent an event of no kind".to_owned())), None)),
+                    None => Some((
+                        Err(EngineError::Internal(
+                            "the shim sent an event of no kind".to_owned(),
+                        )),
+                        None,
+                    )),
                 },
                 Ok(None) => None,
                 Err(error) => Some((Err(guest_error(&entry, error)), None)),
@@ -103,23 +149,52 @@ impl Engine {
     ///
     /// # Errors
     /// There is no such process, or it has ended.
-    pub async fn input(&self, caller: &Caller, sandbox: &str, process: &ProcessId, input: ProcessInput) -> Result<(), EngineError> {
+    pub async fn input(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+        process: &ProcessId,
+        input: ProcessInput,
+    ) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
-        let request = shim::InputRequest { process_id: process.clone(), input: Some(convert::input(input)), ..Default::default() };
-        shim.client.rpc.input(request).await.map(drop).map_err(|error| process_error(&entry, process, error))
+        let request = shim::InputRequest {
+            process_id: process.clone(),
+            input: Some(convert::input(input)),
+            ..Default::default()
+        };
+        shim.client
+            .rpc
+            .input(request)
+            .await
+            .map(drop)
+            .map_err(|error| process_error(&entry, process, error))
     }
 
     /// The processes that were started through the API, oldest first.
     ///
     /// # Errors
     /// The sandbox does not run.
-    pub async fn processes(&self, caller: &Caller, sandbox: &str) -> Result<Vec<ProcessInfo>, EngineError> {
+    pub async fn processes(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+    ) -> Result<Vec<ProcessInfo>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
-        let response = shim.client.rpc.list_processes(shim::ListProcessesRequest::default()).await;
-        let response = response.map_err(|error| guest_error(&entry, error))?.into_owned();
-        Ok(response.processes.into_iter().map(convert::process_info).collect())
+        let response = shim
+            .client
+            .rpc
+            .list_processes(shim::ListProcessesRequest::default())
+            .await;
+        let response = response
+            .map_err(|error| guest_error(&entry, error))?
+            .into_owned();
+        Ok(response
+            .processes
+            .into_iter()
+            .map(convert::process_info)
+            .collect())
     }
 
     /// The end of the guest's serial console, also of a sandbox that failed.
@@ -129,7 +204,11 @@ impl Engine {
     pub async fn console(&self, caller: &Caller, sandbox: &str) -> Result<String, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         if let Some(shim) = entry.shim()
-            && let Ok(response) = shim.client.rpc.console(shim::ConsoleRequest::default()).await
+            && let Ok(response) = shim
+                .client
+                .rpc
+                .console(shim::ConsoleRequest::default())
+                .await
         {
             return Ok(response.into_owned().text);
         }
@@ -146,7 +225,12 @@ impl Engine {
     ///
     /// # Errors
     /// The sandbox ends before it answers.
-    pub async fn guest_http(&self, caller: &Caller, sandbox: &str, request: http::Request<GuestBody>) -> Result<http::Response<GuestBody>, EngineError> {
+    pub async fn guest_http(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+        request: http::Request<GuestBody>,
+    ) -> Result<http::Response<GuestBody>, EngineError> {
         let entry = self.entry(caller, sandbox, Operation::Use)?;
         let shim = entry.in_use()?;
         let response = shim.client.guest(request).await.map_err(|_| entry.gone())?;
@@ -163,7 +247,9 @@ fn check_command(command: &Command) -> Result<(), EngineError> {
         return Err(EngineError::Invalid("no program is given".to_owned()));
     }
     if command.argv.iter().any(|word| word.contains('\0')) {
-        return Err(EngineError::Invalid("an argument holds a NUL character".to_owned()));
+        return Err(EngineError::Invalid(
+            "an argument holds a NUL character".to_owned(),
+        ));
     }
     check_env(&command.env)
 }
@@ -172,7 +258,10 @@ fn check_command(command: &Command) -> Result<(), EngineError> {
 pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), EngineError> {
     for (key, value) in env {
         if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
-            return Err(EngineError::Invalid(format!("`{}` cannot be an environment variable", key.escape_default())));
+            return Err(EngineError::Invalid(format!(
+                "`{}` cannot be an environment variable",
+                key.escape_default()
+            )));
         }
     }
     Ok(())
@@ -182,11 +271,18 @@ pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), EngineErro
 fn guest_error(entry: &Arc<Entry>, error: ConnectError) -> EngineError {
     let message = error.message.unwrap_or_default();
     match error.code {
-        ErrorCode::InvalidArgument | ErrorCode::Unauthenticated | ErrorCode::PermissionDenied => EngineError::CannotRun(message),
+        ErrorCode::InvalidArgument | ErrorCode::Unauthenticated | ErrorCode::PermissionDenied => {
+            EngineError::CannotRun(message)
+        }
         ErrorCode::Unavailable if message.is_empty() => entry.gone(),
         ErrorCode::Unavailable => match entry.gone() {
             // The shim knows the cause a moment before the index does.
-            EngineError::SandboxGone { id, .. } if entry.row().state_reason.is_none() => EngineError::SandboxGone { id, reason: message },
+            EngineError::SandboxGone { id, .. } if entry.row().state_reason.is_none() => {
+                EngineError::SandboxGone {
+                    id,
+                    reason: message,
+                }
+            }
             other => other,
         },
         ErrorCode::FailedPrecondition | ErrorCode::NotFound => EngineError::Invalid(message),

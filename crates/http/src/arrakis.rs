@@ -40,5 +40,9 @@ pub(crate) fn write(status: StatusCode, refusal: &Refusal) -> Response {
     if status == StatusCode::NOT_FOUND {
         return (status, "404 page not found\n").into_response();
     }
-    (status, Json(serde_json::json!({ "error": { "message": refusal.message } }))).into_response()
+    (
+        status,
+        Json(serde_json::json!({ "error": { "message": refusal.message } })),
+    )
+        .into_response()
 }

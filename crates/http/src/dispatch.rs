@@ -72,9 +72,9 @@ impl Pattern {
     fn matches(self, path: &str) -> bool {
         match self {
             Self::Exact(own) => path == own,
-            Self::Under(root) => {
-                path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            }
+            Self::Under(root) => path
+                .strip_prefix(root)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
         }
     }
 }
@@ -114,7 +114,9 @@ pub(crate) fn dispatch(
     headers: &HeaderMap,
     path: &str,
 ) -> Destination {
-    let Some(host) = host else { return Destination::ForeignHost };
+    let Some(host) = host else {
+        return Destination::ForeignHost;
+    };
     match host.guest_label() {
         Some(GuestLabel::Valid { port, id }) => return Destination::Guest(target(id, port)),
         Some(GuestLabel::BadPort) => return Destination::BadGuestPort,
@@ -140,7 +142,11 @@ fn door_of(path: &str) -> Door {
 }
 
 fn target(id: &str, port: u16) -> GuestTarget {
-    GuestTarget { sandbox: id.parse().ok(), named: id.to_owned(), port }
+    GuestTarget {
+        sandbox: id.parse().ok(),
+        named: id.to_owned(),
+        port,
+    }
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -156,9 +162,15 @@ mod tests {
 
     /// Every route of every door: method and path, parameters in braces.
     fn every_route() -> Vec<(Door, &'static str, &'static str)> {
-        let native = ROUTES.iter().map(|route| (Door::Native, route.method.as_str(), route.path));
-        let arrakis = crate::arrakis::RESERVED.iter().map(|&(method, path)| (Door::Arrakis, method, path));
-        let e2b = crate::e2b::RESERVED.iter().map(|&(method, path)| (Door::E2b, method, path));
+        let native = ROUTES
+            .iter()
+            .map(|route| (Door::Native, route.method.as_str(), route.path));
+        let arrakis = crate::arrakis::RESERVED
+            .iter()
+            .map(|&(method, path)| (Door::Arrakis, method, path));
+        let e2b = crate::e2b::RESERVED
+            .iter()
+            .map(|&(method, path)| (Door::E2b, method, path));
         native.chain(arrakis).chain(e2b).collect()
     }
 
@@ -166,13 +178,20 @@ mod tests {
     fn overlap(one: &str, other: &str) -> bool {
         let (one, other): (Vec<_>, Vec<_>) = (one.split('/').collect(), other.split('/').collect());
         one.len() == other.len()
-            && one.iter().zip(&other).all(|(a, b)| a == b || a.starts_with('{') || b.starts_with('{'))
+            && one
+                .iter()
+                .zip(&other)
+                .all(|(a, b)| a == b || a.starts_with('{') || b.starts_with('{'))
     }
 
     #[test]
     fn every_route_of_every_door_reaches_its_door() {
         for (door, _, path) in every_route() {
-            assert_eq!(door_of(path), door, "{path}: add a row to TABLE above the one that took it");
+            assert_eq!(
+                door_of(path),
+                door,
+                "{path}: add a row to TABLE above the one that took it"
+            );
         }
     }
 
@@ -182,13 +201,19 @@ mod tests {
         for (index, (door, method, path)) in routes.iter().enumerate() {
             for (other_door, other_method, other_path) in &routes[index + 1..] {
                 let clash = method == other_method && overlap(path, other_path);
-                assert!(door == other_door || !clash, "{method} {path} is taken by two doors");
+                assert!(
+                    door == other_door || !clash,
+                    "{method} {path} is taken by two doors"
+                );
             }
         }
     }
 
     fn rules() -> HostRules {
-        HostRules::new("127.0.0.1".parse().unwrap(), vec!["pando.example".to_owned()])
+        HostRules::new(
+            "127.0.0.1".parse().unwrap(),
+            vec!["pando.example".to_owned()],
+        )
     }
 
     fn go(host: &str, headers: &[(&'static str, &str)], path: &str) -> Destination {
@@ -201,13 +226,26 @@ mod tests {
     }
 
     fn guest(port: u16) -> Destination {
-        Destination::Guest(GuestTarget { sandbox: Some(ID.parse().unwrap()), named: ID.to_owned(), port })
+        Destination::Guest(GuestTarget {
+            sandbox: Some(ID.parse().unwrap()),
+            named: ID.to_owned(),
+            port,
+        })
     }
 
     #[test]
     fn sandbox_traffic_comes_first() {
-        for host in ["localhost:7000", "pando.example", "evil.example", "sandbox.x"] {
-            assert_eq!(go(&format!("3000-{ID}.{host}"), &[], "/v1/sandboxes"), guest(3000), "{host}");
+        for host in [
+            "localhost:7000",
+            "pando.example",
+            "evil.example",
+            "sandbox.x",
+        ] {
+            assert_eq!(
+                go(&format!("3000-{ID}.{host}"), &[], "/v1/sandboxes"),
+                guest(3000),
+                "{host}"
+            );
         }
         let headers = [(SANDBOX_ID_HEADER, ID), (SANDBOX_PORT_HEADER, "49983")];
         for host in ["localhost:7000", "127.0.0.1:7000", "sandbox.pando.example"] {
@@ -218,18 +256,38 @@ mod tests {
     #[test]
     fn sandbox_headers_mean_nothing_on_other_hosts() {
         let headers = [(SANDBOX_ID_HEADER, ID), (SANDBOX_PORT_HEADER, "80")];
-        assert_eq!(go("pando.example", &headers, "/v1/status"), Destination::Door(Door::Native));
-        assert_eq!(go("evil.example", &headers, "/v1/status"), Destination::ForeignHost);
-        assert_eq!(go("app.localhost", &headers, "/v1/status"), Destination::Door(Door::Native));
+        assert_eq!(
+            go("pando.example", &headers, "/v1/status"),
+            Destination::Door(Door::Native)
+        );
+        assert_eq!(
+            go("evil.example", &headers, "/v1/status"),
+            Destination::ForeignHost
+        );
+        assert_eq!(
+            go("app.localhost", &headers, "/v1/status"),
+            Destination::Door(Door::Native)
+        );
     }
 
     #[test]
     fn bad_ports_never_fall_through_to_the_api() {
-        for host in ["0-abc.localhost", "65536-abc.localhost", "99999999999-abc.localhost"] {
-            assert_eq!(go(host, &[], "/v1/status"), Destination::BadGuestPort, "{host}");
+        for host in [
+            "0-abc.localhost",
+            "65536-abc.localhost",
+            "99999999999-abc.localhost",
+        ] {
+            assert_eq!(
+                go(host, &[], "/v1/status"),
+                Destination::BadGuestPort,
+                "{host}"
+            );
         }
         let no_port = [(SANDBOX_ID_HEADER, ID)];
-        assert_eq!(go("localhost", &no_port, "/v1/status"), Destination::BadGuestPort);
+        assert_eq!(
+            go("localhost", &no_port, "/v1/status"),
+            Destination::BadGuestPort
+        );
     }
 
     #[test]
@@ -244,6 +302,9 @@ mod tests {
 
     #[test]
     fn a_request_without_host_is_foreign() {
-        assert_eq!(dispatch(&rules(), None, &HeaderMap::new(), "/healthz"), Destination::ForeignHost);
+        assert_eq!(
+            dispatch(&rules(), None, &HeaderMap::new(), "/healthz"),
+            Destination::ForeignHost
+        );
     }
 }

@@ -151,19 +151,35 @@ impl From<&ApiError> for Refusal {
             Some(advice) => format!("{advice} ({DOCUMENTATION}#{code})"),
             None => format!("see {DOCUMENTATION}#{code}"),
         };
-        Self { code, message: error.to_string(), hint, chain: chain(error) }
+        Self {
+            code,
+            message: error.to_string(),
+            hint,
+            chain: chain(error),
+        }
     }
 }
 
 impl Refusal {
     fn body(self, request_id: &str) -> ErrorBody {
         let (code, request_id) = (self.code.to_owned(), request_id.to_owned());
-        ErrorBody { code, message: self.message, hint: Some(self.hint), request_id }
+        ErrorBody {
+            code,
+            message: self.message,
+            hint: Some(self.hint),
+            request_id,
+        }
     }
 
     /// The native door's answer.
     pub(crate) fn write(self, status: StatusCode, request_id: &str) -> Response {
-        (status, axum::Json(ErrorResponse { error: self.body(request_id) })).into_response()
+        (
+            status,
+            axum::Json(ErrorResponse {
+                error: self.body(request_id),
+            }),
+        )
+            .into_response()
     }
 }
 
@@ -201,8 +217,19 @@ pub struct ErrorRow {
     pub hint: Option<&'static str>,
 }
 
-const fn row(code: &'static str, status: u16, meaning: &'static str, remedy: &'static str) -> ErrorRow {
-    ErrorRow { code, status, meaning, remedy, hint: None }
+const fn row(
+    code: &'static str,
+    status: u16,
+    meaning: &'static str,
+    remedy: &'static str,
+) -> ErrorRow {
+    ErrorRow {
+        code,
+        status,
+        meaning,
+        remedy,
+        hint: None,
+    }
 }
 
 impl ErrorRow {
@@ -270,7 +297,11 @@ pub fn error_documentation() -> String {
          worded better at any time. `request_id` is also in the `x-request-id` header and in the daemon's log.\n",
     );
     for row in ERRORS {
-        let _ = write!(text, "\n## {}\n\nStatus {}. {}\n\n{}\n", row.code, row.status, row.meaning, row.remedy);
+        let _ = write!(
+            text,
+            "\n## {}\n\nStatus {}. {}\n\n{}\n",
+            row.code, row.status, row.meaning, row.remedy
+        );
     }
     text
 }
@@ -291,19 +322,35 @@ mod tests {
             E::ProcessNotFound(text()),
             E::NameTaken(text()),
             E::Invalid(text()),
-            E::WrongState { id: text(), state: SandboxState::Stopped, operation: "exec" },
+            E::WrongState {
+                id: text(),
+                state: SandboxState::Stopped,
+                operation: "exec",
+            },
             E::CannotRun(text()),
-            E::SandboxGone { id: text(), reason: text() },
+            E::SandboxGone {
+                id: text(),
+                reason: text(),
+            },
             E::SpawnFailed(text()),
-            E::BakeFailed { template: text(), reason: text() },
+            E::BakeFailed {
+                template: text(),
+                reason: text(),
+            },
             E::NoSpace(text()),
             E::Internal(text()),
         ];
         for error in &all {
             match error {
-                E::SandboxNotFound(_) | E::Ambiguous(_) | E::TemplateNotFound(_) | E::ProcessNotFound(_) => {}
+                E::SandboxNotFound(_)
+                | E::Ambiguous(_)
+                | E::TemplateNotFound(_)
+                | E::ProcessNotFound(_) => {}
                 E::NameTaken(_) | E::Invalid(_) | E::WrongState { .. } | E::CannotRun(_) => {}
-                E::SandboxGone { .. } | E::SpawnFailed(_) | E::BakeFailed { .. } | E::NoSpace(_) => {}
+                E::SandboxGone { .. }
+                | E::SpawnFailed(_)
+                | E::BakeFailed { .. }
+                | E::NoSpace(_) => {}
                 E::Internal(_) => {}
             }
         }
@@ -315,12 +362,18 @@ mod tests {
         let text = String::new;
         vec![
             E::NoRoute(text()),
-            E::MethodNotAllowed { path: text(), method: text() },
+            E::MethodNotAllowed {
+                path: text(),
+                method: text(),
+            },
             E::Unauthorized(""),
             E::ForeignHost,
             E::ForeignOrigin,
             E::BodyTooLarge(1),
-            E::BadJson { route: text(), reason: text() },
+            E::BadJson {
+                route: text(),
+                reason: text(),
+            },
             E::NotJson,
             E::BadParameter(text()),
             E::BadStream(text()),
@@ -338,7 +391,10 @@ mod tests {
 
     #[test]
     fn every_error_has_a_row_and_every_row_an_error() {
-        let errors = every_engine_error().into_iter().map(ApiError::Engine).chain(every_own_error());
+        let errors = every_engine_error()
+            .into_iter()
+            .map(ApiError::Engine)
+            .chain(every_own_error());
         let codes: std::collections::BTreeSet<_> = errors.map(|error| error.code()).collect();
         let rows: std::collections::BTreeSet<_> = ERRORS.iter().map(|row| row.code).collect();
         assert_eq!(codes, rows);

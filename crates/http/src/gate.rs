@@ -75,8 +75,20 @@ enum Dialect {
 }
 
 impl Gate {
-    pub(crate) fn new(rules: HostRules, key_check: KeyCheck, doors: Doors, metrics: Arc<Metrics>) -> Self {
-        Self { inner: Arc::new(Inner { rules, key_check, doors, metrics }) }
+    pub(crate) fn new(
+        rules: HostRules,
+        key_check: KeyCheck,
+        doors: Doors,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                rules,
+                key_check,
+                doors,
+                metrics,
+            }),
+        }
     }
 
     /// Serves one request; never fails and never panics.
@@ -104,15 +116,24 @@ impl Gate {
         response
     }
 
-    async fn pass(&self, destination: Destination, host: Option<RequestHost>, request: Request) -> Response {
+    async fn pass(
+        &self,
+        destination: Destination,
+        host: Option<RequestHost>,
+        request: Request,
+    ) -> Response {
         let (Destination::Door(door), Some(host)) = (&destination, host) else {
             return self.pass_elsewhere(destination, request).await;
         };
-        if changes_something(&request) && !self.inner.rules.allows_origin(request.headers(), &host) {
+        if changes_something(&request) && !self.inner.rules.allows_origin(request.headers(), &host)
+        {
             return ApiError::ForeignOrigin.into_response();
         }
         match door {
-            Door::Native => self.pass_native(request).await.unwrap_or_else(ApiError::into_response),
+            Door::Native => self
+                .pass_native(request)
+                .await
+                .unwrap_or_else(ApiError::into_response),
             // Nothing is behind these yet.
             Door::Arrakis | Door::E2b | Door::Pages => {
                 ApiError::NoRoute(request.uri().path().to_owned()).into_response()
@@ -127,7 +148,9 @@ impl Gate {
                 (self.inner.doors.guest)(target, caller, request).await
             }
             Destination::BadGuestPort => proxy::bad_port(),
-            Destination::ForeignHost | Destination::Door(_) => ApiError::ForeignHost.into_response(),
+            Destination::ForeignHost | Destination::Door(_) => {
+                ApiError::ForeignHost.into_response()
+            }
         }
     }
 
@@ -150,14 +173,19 @@ impl Gate {
 fn dialect_of(destination: &Destination) -> Dialect {
     match destination {
         Destination::Door(Door::Arrakis) => Dialect::Arrakis,
-        Destination::Door(Door::E2b) | Destination::Guest(_) | Destination::BadGuestPort => Dialect::E2b,
+        Destination::Door(Door::E2b) | Destination::Guest(_) | Destination::BadGuestPort => {
+            Dialect::E2b
+        }
         Destination::Door(Door::Native | Door::Pages) | Destination::ForeignHost => Dialect::Native,
     }
 }
 
 /// Whether a page of another origin must not send this.
 fn changes_something(request: &Request) -> bool {
-    let safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let safe = matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS
+    );
     // HTTP/1.1 upgrades; an HTTP/2 WebSocket is a CONNECT, which is not safe.
     !safe || request.headers().contains_key(header::UPGRADE)
 }
@@ -168,7 +196,10 @@ fn key_of(headers: &HeaderMap) -> Option<String> {
         let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     });
-    let own = headers.get(API_KEY_HEADER).and_then(|value| value.to_str().ok()).map(str::trim);
+    let own = headers
+        .get(API_KEY_HEADER)
+        .and_then(|value| value.to_str().ok())
+        .map(str::trim);
     match (bearer, own) {
         (Some(one), Some(other)) if one != other => None,
         (bearer, own) => bearer.or(own).map(str::to_owned),
@@ -176,10 +207,17 @@ fn key_of(headers: &HeaderMap) -> Option<String> {
 }
 
 fn write_refusal(mut response: Response, dialect: Dialect, request_id: &str) -> Response {
-    let Some(refusal) = response.extensions_mut().remove::<Refusal>() else { return response };
+    let Some(refusal) = response.extensions_mut().remove::<Refusal>() else {
+        return response;
+    };
     let status = response.status();
     if status.is_server_error() {
-        tracing::error!(request_id, status = status.as_u16(), error = refusal.chain, "request failed");
+        tracing::error!(
+            request_id,
+            status = status.as_u16(),
+            error = refusal.chain,
+            "request failed"
+        );
     }
     let mut written = match dialect {
         Dialect::Native => refusal.write(status, request_id),
@@ -191,7 +229,9 @@ fn write_refusal(mut response: Response, dialect: Dialect, request_id: &str) -> 
         written.headers_mut().insert(header::ALLOW, allow);
     }
     if status == StatusCode::UNAUTHORIZED {
-        written.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        written
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     written
 }
@@ -203,10 +243,13 @@ pub(crate) async fn no_route(request: Request<Body>) -> ApiError {
 
 /// The answer of a router that has the path and not the method.
 pub(crate) async fn no_method(request: Request<Body>) -> ApiError {
-    let (path, method) = (request.uri().path().to_owned(), request.method().to_string());
+    let (path, method) = (
+        request.uri().path().to_owned(),
+        request.method().to_string(),
+    );
     ApiError::MethodNotAllowed { path, method }
 }
 
 #[cfg(test)]
 #[path = "gate_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -16,17 +16,37 @@ struct Sample {
 }
 
 /// A gate before a few routes that need no engine.
-fn gate() -> Gate {
+pub(crate) fn gate() -> Gate {
     let native = Router::new()
         .route("/healthz", get(|| async { "ok" }))
-        .route("/v1/echo", post(|JsonBody(sample): JsonBody<Sample>| async move { sample.number.to_string() }))
-        .route("/v1/query", get(|Params(sample): Params<Sample>| async move { sample.number.to_string() }))
-        .route("/v1/panic", get(|| async { if true { panic!("on purpose") } }))
-        .route("/v1/who", get(|axum::Extension(caller): axum::Extension<Caller>| async move { caller.tenant }))
+        .route(
+            "/v1/echo",
+            post(|JsonBody(sample): JsonBody<Sample>| async move { sample.number.to_string() }),
+        )
+        .route(
+            "/v1/query",
+            get(|Params(sample): Params<Sample>| async move { sample.number.to_string() }),
+        )
+        .route(
+            "/v1/panic",
+            get(|| async {
+                if true {
+                    panic!("on purpose")
+                }
+            }),
+        )
+        .route(
+            "/v1/who",
+            get(|axum::Extension(caller): axum::Extension<Caller>| async move { caller.tenant }),
+        )
         .fallback(no_route)
         .method_not_allowed_fallback(no_method);
     let key_check: KeyCheck = Arc::new(|key| {
-        Box::pin(async move { (key == KEY).then(|| Caller { tenant: "default".to_owned() }) })
+        Box::pin(async move {
+            (key == KEY).then(|| Caller {
+                tenant: "default".to_owned(),
+            })
+        })
     });
     let guest: GuestDoor = Arc::new(|target, caller, _| {
         let text = format!("guest {} {}", target.port, caller.is_some());
@@ -50,7 +70,12 @@ impl Answer {
     fn code(&self) -> String {
         let id = self.headers[REQUEST_ID_HEADER].to_str().unwrap();
         assert_eq!(self.json()["error"]["request_id"], id);
-        assert!(self.json()["error"]["hint"].as_str().unwrap().contains("docs/errors.md#"));
+        assert!(
+            self.json()["error"]["hint"]
+                .as_str()
+                .unwrap()
+                .contains("docs/errors.md#")
+        );
         self.json()["error"]["code"].as_str().unwrap().to_owned()
     }
 }
@@ -80,15 +105,27 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 async fn a_key_is_needed_everywhere_but_for_health() {
     assert_eq!(send("GET", "/healthz", &[], "").await.status, 200);
     let refused = send("GET", "/v1/who", &[], "").await;
-    assert_eq!((refused.status, refused.code().as_str()), (401, "unauthorized"));
+    assert_eq!(
+        (refused.status, refused.code().as_str()),
+        (401, "unauthorized")
+    );
     assert_eq!(refused.headers["www-authenticate"], "Bearer");
     let unknown = send("GET", "/v1/none", &[], "").await;
-    assert_eq!(unknown.status, 401, "without a key nobody learns which routes exist");
+    assert_eq!(
+        unknown.status, 401,
+        "without a key nobody learns which routes exist"
+    );
     for headers in [[AUTHORIZED], [("authorization", &*format!("Bearer {KEY}"))]] {
         assert_eq!(send("GET", "/v1/who", &headers, "").await.text, "default");
     }
     for key in ["", "x", &KEY[..KEY.len() - 1]] {
-        assert_eq!(send("GET", "/v1/who", &[("x-api-key", key)], "").await.status, 401, "{key}");
+        assert_eq!(
+            send("GET", "/v1/who", &[("x-api-key", key)], "")
+                .await
+                .status,
+            401,
+            "{key}"
+        );
     }
     let two = [AUTHORIZED, ("authorization", "Bearer other")];
     assert_eq!(send("GET", "/v1/who", &two, "").await.status, 401);
@@ -96,18 +133,41 @@ async fn a_key_is_needed_everywhere_but_for_health() {
 
 #[tokio::test]
 async fn a_foreign_host_gets_421_before_anything_else() {
-    let answer = send("GET", "/healthz", &[("host", "evil.example"), AUTHORIZED], "").await;
-    assert_eq!((answer.status, answer.code().as_str()), (421, "foreign_host"));
+    let answer = send(
+        "GET",
+        "/healthz",
+        &[("host", "evil.example"), AUTHORIZED],
+        "",
+    )
+    .await;
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (421, "foreign_host")
+    );
 }
 
 #[tokio::test]
 async fn pages_of_other_origins_change_nothing_and_open_no_websocket() {
     let guest = format!("http://3000-{ID}.localhost:7000");
     for origin in ["http://evil.example", "null", &guest] {
-        let answer = send("POST", "/v1/echo", &[AUTHORIZED, JSON, ("origin", origin)], "{}").await;
-        assert_eq!((answer.status, answer.code().as_str()), (403, "foreign_origin"), "{origin}");
+        let answer = send(
+            "POST",
+            "/v1/echo",
+            &[AUTHORIZED, JSON, ("origin", origin)],
+            "{}",
+        )
+        .await;
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (403, "foreign_origin"),
+            "{origin}"
+        );
         let upgrade = [AUTHORIZED, ("upgrade", "websocket"), ("origin", origin)];
-        assert_eq!(send("GET", "/v1/who", &upgrade, "").await.status, 403, "{origin}");
+        assert_eq!(
+            send("GET", "/v1/who", &upgrade, "").await.status,
+            403,
+            "{origin}"
+        );
         let door = send("DELETE", "/v1/vms", &[("origin", origin)], "").await;
         assert_eq!(door.status, 403, "{origin}");
     }
@@ -119,36 +179,64 @@ async fn pages_of_other_origins_change_nothing_and_open_no_websocket() {
 async fn malformed_bodies_are_refused_in_our_words() {
     let post = |headers: Vec<(&'static str, &'static str)>, body: &'static str| async move {
         let answer = send("POST", "/v1/echo", &headers, body).await;
-        let message = if answer.status == 200 { String::new() } else { answer.json()["error"]["message"].to_string() };
+        let message = if answer.status == 200 {
+            String::new()
+        } else {
+            answer.json()["error"]["message"].to_string()
+        };
         (answer.status, message)
     };
     assert_eq!(post(vec![AUTHORIZED, JSON], r#"{"number":7}"#).await.0, 200);
-    assert_eq!(post(vec![AUTHORIZED], "").await.0, 200, "an empty body is {{}}");
+    assert_eq!(
+        post(vec![AUTHORIZED], "").await.0,
+        200,
+        "an empty body is {{}}"
+    );
     let (status, message) = post(vec![AUTHORIZED, JSON], r#"{"nubmer":7}"#).await;
     assert_eq!(status, 400);
-    assert!(message.contains("unknown field `nubmer`") && message.contains("POST /v1/echo"), "{message}");
+    assert!(
+        message.contains("unknown field `nubmer`") && message.contains("POST /v1/echo"),
+        "{message}"
+    );
     let (status, message) = post(vec![AUTHORIZED, JSON], r#"{"number":"#).await;
     assert!(status == 400 && message.contains("line 1"), "{message}");
     assert_eq!(post(vec![AUTHORIZED], "{}").await.0, 415);
-    assert_eq!(post(vec![AUTHORIZED, ("content-type", "text/plain")], "{}").await.0, 415);
+    assert_eq!(
+        post(vec![AUTHORIZED, ("content-type", "text/plain")], "{}")
+            .await
+            .0,
+        415
+    );
 }
 
 #[tokio::test]
 async fn an_oversized_body_is_413() {
     let body = vec![b' '; JSON_BODY_BYTES + 1];
     let answer = send("POST", "/v1/echo", &[AUTHORIZED, JSON], body).await;
-    assert_eq!((answer.status, answer.code().as_str()), (413, "body_too_large"));
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (413, "body_too_large")
+    );
 }
 
 #[tokio::test]
 async fn unknown_paths_methods_and_queries_are_refused_in_our_shape() {
     let answer = send("GET", "/v1/none", &[AUTHORIZED], "").await;
-    assert_eq!((answer.status, answer.code().as_str()), (404, "route_not_found"));
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (404, "route_not_found")
+    );
     let answer = send("DELETE", "/v1/echo", &[AUTHORIZED], "").await;
-    assert_eq!((answer.status, answer.code().as_str()), (405, "method_not_allowed"));
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (405, "method_not_allowed")
+    );
     assert_eq!(answer.headers["allow"], "POST");
     let answer = send("GET", "/v1/query?nope=1", &[AUTHORIZED], "").await;
-    assert_eq!((answer.status, answer.code().as_str()), (400, "invalid_request"));
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (400, "invalid_request")
+    );
     assert!(answer.text.contains("nope"), "{}", answer.text);
 }
 
@@ -161,18 +249,32 @@ async fn a_panic_in_a_handler_is_an_answer() {
 #[tokio::test]
 async fn reserved_doors_answer_in_their_dialect() {
     let arrakis = send("GET", "/v1/vms", &[], "").await;
-    assert_eq!((arrakis.status, arrakis.text.as_str()), (404, "404 page not found\n"));
+    assert_eq!(
+        (arrakis.status, arrakis.text.as_str()),
+        (404, "404 page not found\n")
+    );
     let e2b = send("POST", "/v2/sandboxes", &[], "{}").await;
     assert_eq!(e2b.status, 404);
     assert_eq!(e2b.json()["code"], json!(404));
     assert!(e2b.json()["message"].is_string());
     let pages = send("GET", "/ui/", &[], "").await;
-    assert_eq!((pages.status, pages.code().as_str()), (404, "route_not_found"));
+    assert_eq!(
+        (pages.status, pages.code().as_str()),
+        (404, "route_not_found")
+    );
 }
 
 #[tokio::test]
 async fn sandbox_traffic_reaches_the_guest_door_with_or_without_a_key() {
     let host = format!("8080-{ID}.localhost:7000");
-    assert_eq!(send("POST", "/v1/echo", &[("host", &host)], "").await.text, "guest 8080 false");
-    assert_eq!(send("POST", "/v1/echo", &[("host", &host), AUTHORIZED], "").await.text, "guest 8080 true");
+    assert_eq!(
+        send("POST", "/v1/echo", &[("host", &host)], "").await.text,
+        "guest 8080 false"
+    );
+    assert_eq!(
+        send("POST", "/v1/echo", &[("host", &host), AUTHORIZED], "")
+            .await
+            .text,
+        "guest 8080 true"
+    );
 }

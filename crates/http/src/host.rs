@@ -64,7 +64,9 @@ impl RequestHost {
         let shaped = !port.is_empty()
             && port.bytes().all(|byte| byte.is_ascii_digit())
             && !id.is_empty()
-            && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+            && id
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
         shaped.then(|| match port.parse() {
             Ok(port) if port > 0 => GuestLabel::Valid { port, id },
             _ => GuestLabel::BadPort,
@@ -80,11 +82,17 @@ impl FromStr for RequestHost {
         if let Some(inner) = host.strip_prefix('[') {
             let inner = inner.strip_suffix(']').ok_or(BadHost)?;
             let ip = inner.parse::<std::net::Ipv6Addr>().map_err(|_| BadHost)?;
-            return Ok(Self { name: ip.to_string(), port, ip: Some(IpAddr::V6(ip)) });
+            return Ok(Self {
+                name: ip.to_string(),
+                port,
+                ip: Some(IpAddr::V6(ip)),
+            });
         }
         let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         let well_formed = !name.is_empty()
-            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
         if !well_formed {
             return Err(BadHost);
         }
@@ -115,7 +123,10 @@ pub(crate) struct HostRules {
 impl HostRules {
     /// `listener` is the address bound to, `public` are further names we are known by.
     pub(crate) fn new(listener: IpAddr, public: Vec<String>) -> Self {
-        let public = public.into_iter().map(|name| name.to_ascii_lowercase()).collect();
+        let public = public
+            .into_iter()
+            .map(|name| name.to_ascii_lowercase())
+            .collect();
         Self { listener, public }
     }
 
@@ -124,7 +135,11 @@ impl HostRules {
         match host.ip {
             // An address cannot be rebound; on a wildcard listener any of ours may be meant.
             Some(ip) => ip.is_loopback() || ip == self.listener || self.listener.is_unspecified(),
-            None => is_localhost(&host.name) || self.is_public(&host.name) || self.is_sandbox_root(&host.name),
+            None => {
+                is_localhost(&host.name)
+                    || self.is_public(&host.name)
+                    || self.is_sandbox_root(&host.name)
+            }
         }
     }
 
@@ -136,16 +151,21 @@ impl HostRules {
     /// Whether a page with this origin may change something, or open a WebSocket.
     pub(crate) fn allows_origin(&self, headers: &HeaderMap, host: &RequestHost) -> bool {
         let mut origins = headers.get_all(header::ORIGIN).iter();
-        let Some(origin) = origins.next() else { return true };
+        let Some(origin) = origins.next() else {
+            return true;
+        };
         if origins.next().is_some() {
             return false;
         }
-        let Some((scheme, origin)) = origin.to_str().ok().and_then(parse_origin) else { return false };
+        let Some((scheme, origin)) = origin.to_str().ok().and_then(parse_origin) else {
+            return false;
+        };
         if origin.guest_label().is_some() {
             return false;
         }
         let same = origin.name == host.name
-            && origin.port.unwrap_or_else(|| scheme.port()) == host.port.unwrap_or_else(|| scheme.port());
+            && origin.port.unwrap_or_else(|| scheme.port())
+                == host.port.unwrap_or_else(|| scheme.port());
         same || self.is_public(&origin.name)
     }
 
@@ -154,7 +174,8 @@ impl HostRules {
     }
 
     fn is_sandbox_root(&self, name: &str) -> bool {
-        name.strip_prefix("sandbox.").is_some_and(|domain| domain == "localhost" || self.is_public(domain))
+        name.strip_prefix("sandbox.")
+            .is_some_and(|domain| domain == "localhost" || self.is_public(domain))
     }
 }
 
@@ -195,14 +216,23 @@ mod tests {
     }
 
     fn allows(listener: &str, host: &str) -> bool {
-        host.parse::<RequestHost>().is_ok_and(|host| rules(listener).allows(&host))
+        host.parse::<RequestHost>()
+            .is_ok_and(|host| rules(listener).allows(&host))
     }
 
     #[test]
     fn our_own_hosts_are_allowed() {
         for host in [
-            "localhost", "LOCALHOST:7000", "localhost.", "a.localhost:1", "127.0.0.1:7000", "127.9.9.9",
-            "[::1]:7000", "pando.example", "sandbox.pando.example:443", "sandbox.localhost",
+            "localhost",
+            "LOCALHOST:7000",
+            "localhost.",
+            "a.localhost:1",
+            "127.0.0.1:7000",
+            "127.9.9.9",
+            "[::1]:7000",
+            "pando.example",
+            "sandbox.pando.example:443",
+            "sandbox.localhost",
         ] {
             assert!(allows("127.0.0.1", host), "{host}");
         }
@@ -214,8 +244,18 @@ mod tests {
     #[test]
     fn foreign_hosts_are_not() {
         for host in [
-            "evil.example", "localhost.evil.example", "notlocalhost", "127.0.0.1.evil.example", "10.0.0.1",
-            "x.pando.example", "", "a b", "localhost:x", "[::1", "user@localhost", "[127.0.0.1]",
+            "evil.example",
+            "localhost.evil.example",
+            "notlocalhost",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "x.pando.example",
+            "",
+            "a b",
+            "localhost:x",
+            "[::1",
+            "user@localhost",
+            "[127.0.0.1]",
         ] {
             assert!(!allows("127.0.0.1", host), "{host}");
         }
@@ -229,13 +269,21 @@ mod tests {
 
     #[test]
     fn an_origin_is_the_api_itself_or_refused() {
-        assert!(rules("127.0.0.1").allows_origin(&HeaderMap::new(), &"localhost:7000".parse().unwrap()));
+        assert!(
+            rules("127.0.0.1").allows_origin(&HeaderMap::new(), &"localhost:7000".parse().unwrap())
+        );
         assert!(origin_allowed("http://localhost:7000", "localhost:7000"));
         assert!(origin_allowed("https://pando.example", "pando.example"));
         assert!(origin_allowed("https://pando.example", "127.0.0.1:7000"));
         for origin in [
-            "null", "http://evil.example", "http://localhost:3000", "http://localhost", "file://localhost:7000",
-            "http://3000-s0123456789abcdefghi.localhost:7000", "http://127.0.0.1:7000", "garbage",
+            "null",
+            "http://evil.example",
+            "http://localhost:3000",
+            "http://localhost",
+            "file://localhost:7000",
+            "http://3000-s0123456789abcdefghi.localhost:7000",
+            "http://127.0.0.1:7000",
+            "garbage",
         ] {
             assert!(!origin_allowed(origin, "localhost:7000"), "{origin}");
         }
@@ -256,5 +304,20 @@ mod tests {
         assert!(of("http://localhost:7000/v1/status").is_some());
         assert!(of("http://evil.example/v1/status").is_none());
         assert!(RequestHost::of(&"/".parse().unwrap(), &HeaderMap::new()).is_none());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_host_confuses_the_parser(text in ".{0,80}", label in "[0-9]{0,6}-?[a-z0-9]{0,24}") {
+            for host in [text.clone(), format!("{label}.{text}"), format!("[{text}]"), format!("{label}.localhost:7")] {
+                let Ok(host) = host.parse::<RequestHost>() else { continue };
+                if let Some(GuestLabel::Valid { port, id }) = host.guest_label() {
+                    proptest::prop_assert!(port > 0 && !id.is_empty());
+                }
+                // What is ours is a name we know or an address, whatever came before it.
+                let ours = host.ip.is_some() || host.name.ends_with("localhost") || host.name.ends_with("pando.example");
+                proptest::prop_assert!(ours || !rules("127.0.0.1").allows(&host));
+            }
+        }
     }
 }

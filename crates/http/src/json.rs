@@ -33,25 +33,40 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8], route: String) -> Result<T, ApiError> {
-    serde_json::from_slice(bytes).map_err(|error| ApiError::BadJson { route, reason: error.to_string() })
+    serde_json::from_slice(bytes).map_err(|error| ApiError::BadJson {
+        route,
+        reason: error.to_string(),
+    })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let Some(declared) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
+    let Some(declared) = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+    else {
         return false;
     };
-    let media_type = declared.split(';').next().unwrap_or(declared).trim().to_ascii_lowercase();
-    media_type == "application/json" || (media_type.starts_with("application/") && media_type.ends_with("+json"))
+    let media_type = declared
+        .split(';')
+        .next()
+        .unwrap_or(declared)
+        .trim()
+        .to_ascii_lowercase();
+    media_type == "application/json"
+        || (media_type.starts_with("application/") && media_type.ends_with("+json"))
 }
 
 async fn read(body: axum::body::Body) -> Result<Bytes, ApiError> {
-    let whole = Limited::new(body, JSON_BODY_BYTES).collect().await.map_err(|error| {
-        if error.is::<LengthLimitError>() {
-            ApiError::BodyTooLarge(JSON_BODY_BYTES)
-        } else {
-            ApiError::BadParameter(format!("the body broke off: {error}"))
-        }
-    })?;
+    let whole = Limited::new(body, JSON_BODY_BYTES)
+        .collect()
+        .await
+        .map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                ApiError::BodyTooLarge(JSON_BODY_BYTES)
+            } else {
+                ApiError::BadParameter(format!("the body broke off: {error}"))
+            }
+        })?;
     Ok(whole.to_bytes())
 }
 
@@ -65,7 +80,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
         let parsed = axum::extract::Query::<T>::try_from_uri(&parts.uri);
         let axum::extract::Query(value) = parsed.map_err(|rejection| {
             let whole = rejection.body_text();
-            let reason = whole.rsplit_once("query string: ").map_or(whole.as_str(), |(_, reason)| reason);
+            let reason = whole
+                .rsplit_once("query string: ")
+                .map_or(whole.as_str(), |(_, reason)| reason);
             ApiError::BadParameter(format!("the query is wrong: {reason}"))
         })?;
         Ok(Self(value))
@@ -80,7 +97,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let malformed = || ApiError::BadParameter("the id in the path is malformed".to_owned());
-        let params = RawPathParams::from_request_parts(parts, state).await.map_err(|_| malformed())?;
+        let params = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|_| malformed())?;
         let (_, value) = params.iter().next().ok_or_else(malformed)?;
         Ok(Self(value.to_owned()))
     }

@@ -48,7 +48,9 @@ pub async fn serve(
     let native = v1::router(engine.clone(), Arc::clone(&metrics));
     let guest: GuestDoor = {
         let engine = engine.clone();
-        Arc::new(move |target, caller, request| Box::pin(proxy::forward(engine.clone(), target, caller, request)))
+        Arc::new(move |target, caller, request| {
+            Box::pin(proxy::forward(engine.clone(), target, caller, request))
+        })
     };
     let key_check: KeyCheck = Arc::new(move |key| {
         let engine = engine.clone();

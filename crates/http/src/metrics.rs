@@ -28,9 +28,15 @@ impl Metrics {
         );
         for (index, count) in self.answers.iter().enumerate() {
             let count = count.load(Ordering::Relaxed);
-            let _ = writeln!(text, "pando_http_requests_total{{class=\"{}xx\"}} {count}", index + 1);
+            let _ = writeln!(
+                text,
+                "pando_http_requests_total{{class=\"{}xx\"}} {count}",
+                index + 1
+            );
         }
-        text.push_str("# HELP pando_sandboxes Sandboxes, by state.\n# TYPE pando_sandboxes gauge\n");
+        text.push_str(
+            "# HELP pando_sandboxes Sandboxes, by state.\n# TYPE pando_sandboxes gauge\n",
+        );
         for (state, count) in sandboxes {
             let _ = writeln!(text, "pando_sandboxes{{state=\"{state}\"}} {count}");
         }
@@ -57,7 +63,10 @@ mod tests {
             "pando_sandboxes{state=\"running\"} 3",
             "pando_uptime_seconds 9",
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is missing in:\n{text}"
+            );
         }
     }
 }

@@ -36,8 +36,15 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 ];
 
 /// Takes a request into a guest.
-pub(crate) async fn forward(engine: Engine, target: GuestTarget, caller: Option<Caller>, request: Request) -> Response {
-    let Some(sandbox) = &target.sandbox else { return gone(&target) };
+pub(crate) async fn forward(
+    engine: Engine,
+    target: GuestTarget,
+    caller: Option<Caller>,
+    request: Request,
+) -> Response {
+    let Some(sandbox) = &target.sandbox else {
+        return gone(&target);
+    };
     if target.port != AGENT_PORT {
         // Whether the sandbox exists is told to no one without a key.
         return match caller {
@@ -53,7 +60,9 @@ pub(crate) async fn forward(engine: Engine, target: GuestTarget, caller: Option<
     match engine.guest_http(&caller, sandbox.as_str(), request).await {
         Ok(response) => answer(response),
         Err(
-            EngineError::SandboxNotFound(_) | EngineError::SandboxGone { .. } | EngineError::WrongState { .. },
+            EngineError::SandboxNotFound(_)
+            | EngineError::SandboxGone { .. }
+            | EngineError::WrongState { .. },
         ) => gone(&target),
         Err(error) => ApiError::from(error).into_response(),
     }
@@ -61,14 +70,16 @@ pub(crate) async fn forward(engine: Engine, target: GuestTarget, caller: Option<
 
 /// E2B's answer for a sandbox that does not run.
 fn gone(target: &GuestTarget) -> Response {
-    let body = json!({ "sandboxId": target.named, "message": "The sandbox was not found", "code": 502 });
+    let body =
+        json!({ "sandboxId": target.named, "message": "The sandbox was not found", "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
 /// E2B's answer for a port that nothing listens on.
 fn closed(target: &GuestTarget) -> Response {
     let message = "The sandbox is running but port is not open";
-    let body = json!({ "sandboxId": target.named, "message": message, "port": target.port, "code": 502 });
+    let body =
+        json!({ "sandboxId": target.named, "message": message, "port": target.port, "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
@@ -89,7 +100,11 @@ fn clean(request: Request) -> http::Request<GuestBody> {
 
 /// A URI of the agent's user service.
 pub(crate) fn guest_uri(path_and_query: &str) -> Uri {
-    let built = Uri::builder().scheme("http").authority("sandbox").path_and_query(path_and_query).build();
+    let built = Uri::builder()
+        .scheme("http")
+        .authority("sandbox")
+        .path_and_query(path_and_query)
+        .build();
     // The path came out of a URI, or was encoded by us.
     built.unwrap_or_default()
 }
@@ -113,7 +128,8 @@ fn answer(response: http::Response<GuestBody>) -> Response {
 fn guest_headers(headers: &HeaderMap) -> HeaderMap {
     let mut clean = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
-        let routing = name == SANDBOX_ID_HEADER || name == SANDBOX_PORT_HEADER || name == header::HOST;
+        let routing =
+            name == SANDBOX_ID_HEADER || name == SANDBOX_PORT_HEADER || name == header::HOST;
         if !routing && !HOP_BY_HOP.contains(name) && !holds_key(value) {
             clean.append(name.clone(), value.clone());
         }
@@ -128,17 +144,23 @@ fn holds_key(value: &HeaderValue) -> bool {
         return true;
     }
     use base64::Engine as _;
-    let Some(encoded) = value.as_bytes().get(6..).filter(|_| value.as_bytes()[..6].eq_ignore_ascii_case(b"basic "))
+    let Some(encoded) = value
+        .as_bytes()
+        .get(6..)
+        .filter(|_| value.as_bytes()[..6].eq_ignore_ascii_case(b"basic "))
     else {
         return false;
     };
-    base64::engine::general_purpose::STANDARD.decode(encoded.trim_ascii()).is_ok_and(|plain| contains_key(&plain))
+    base64::engine::general_purpose::STANDARD
+        .decode(encoded.trim_ascii())
+        .is_ok_and(|plain| contains_key(&plain))
 }
 
 fn contains_key(bytes: &[u8]) -> bool {
     KEY_PREFIXES.iter().any(|prefix| {
         bytes.windows(prefix.len() + KEY_DIGITS).any(|window| {
-            window.starts_with(prefix.as_bytes()) && window[prefix.len()..].iter().all(u8::is_ascii_hexdigit)
+            window.starts_with(prefix.as_bytes())
+                && window[prefix.len()..].iter().all(u8::is_ascii_hexdigit)
         })
     })
 }
@@ -161,7 +183,15 @@ mod tests {
         ] {
             assert!(holds_key(&value.parse().unwrap()), "{value}");
         }
-        for value in ["Bearer abc", "pando_123", "Basic dXNlcjo=", "", "e2b_", "basic", "Basic "] {
+        for value in [
+            "Bearer abc",
+            "pando_123",
+            "Basic dXNlcjo=",
+            "",
+            "e2b_",
+            "basic",
+            "Basic ",
+        ] {
             assert!(!holds_key(&value.parse().unwrap()), "{value}");
         }
     }
@@ -169,7 +199,9 @@ mod tests {
     #[test]
     fn a_guest_sees_its_clients_headers_and_none_of_ours() {
         let mut request = Request::new(Body::empty());
-        *request.uri_mut() = "http://49983-s0123456789abcdefghi.localhost/files?path=a%20b".parse().unwrap();
+        *request.uri_mut() = "http://49983-s0123456789abcdefghi.localhost/files?path=a%20b"
+            .parse()
+            .unwrap();
         let sent = [
             ("host", "49983-x.localhost".to_owned()),
             ("x-api-key", format!("pando_{HEX}")),
@@ -184,6 +216,9 @@ mod tests {
         let clean = clean(request);
         let names: Vec<_> = clean.headers().keys().map(HeaderName::as_str).collect();
         assert_eq!(names, ["authorization", "x-access-token"]);
-        assert_eq!(clean.uri().path_and_query().unwrap().as_str(), "/files?path=a%20b");
+        assert_eq!(
+            clean.uri().path_and_query().unwrap().as_str(),
+            "/files?path=a%20b"
+        );
     }
 }

@@ -39,7 +39,9 @@ pub(crate) async fn serve(listener: TcpListener, gate: Gate, shutdown: impl Futu
             () = &mut shutdown => break,
         };
         match accepted {
-            Ok((stream, permit)) => spawn_connection(&builder, &graceful, stream, permit, gate.clone()),
+            Ok((stream, permit)) => {
+                spawn_connection(&builder, &graceful, stream, permit, gate.clone());
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -47,15 +49,24 @@ pub(crate) async fn serve(listener: TcpListener, gate: Gate, shutdown: impl Futu
         }
     }
     drop(listener);
-    if tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown())
+        .await
+        .is_err()
+    {
         tracing::info!("cut connections that did not end in time");
     }
 }
 
 fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(HEADER_DEADLINE);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_DEADLINE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HEADER_DEADLINE);
     builder
 }
 
@@ -63,7 +74,10 @@ async fn accept(
     listener: &TcpListener,
     connections: &Arc<Semaphore>,
 ) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(connections).acquire_owned().await.map_err(std::io::Error::other)?;
+    let permit = Arc::clone(connections)
+        .acquire_owned()
+        .await
+        .map_err(std::io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     // Small answers and terminal output must not wait for more.
     let _ = stream.set_nodelay(true);
@@ -81,7 +95,9 @@ fn spawn_connection(
         let gate = gate.clone();
         async move { Ok::<_, Infallible>(gate.serve(request.map(Body::new)).await) }
     });
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+    let connection = builder
+        .serve_connection_with_upgrades(TokioIo::new(stream), service)
+        .into_owned();
     let connection = graceful.watch(connection);
     tokio::spawn(async move {
         // Errors here are clients that went away or spoke no HTTP.
@@ -90,4 +106,41 @@ fn spawn_connection(
         }
         drop(permit);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::gate;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn an_idle_connection_does_not_hold_the_shutdown() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, ended) = oneshot::channel::<()>();
+        let serving = tokio::spawn(serve(listener, gate(), async {
+            let _ = ended.await;
+        }));
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = vec![0; 4096];
+        let length = stream.read(&mut answer).await.unwrap();
+        assert!(answer[..length].starts_with(b"HTTP/1.1 200 OK\r\n"));
+        end.send(()).unwrap();
+        // Well below SHUTDOWN_GRACE: the connection is idle, so it is closed at once.
+        tokio::time::timeout(Duration::from_secs(2), serving)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            stream.read(&mut answer).await.unwrap(),
+            0,
+            "the connection was closed"
+        );
+    }
 }

@@ -7,7 +7,7 @@ use pando_types::limits::DISK_GIB;
 use std::path::Path;
 
 /// How the file system is made. Everything is spelled out, for the defaults are
-/// the host's: two hosts make the same disk.
+/// the host's.
 ///
 /// Measured at 8 GiB: with the defaults an empty disk takes 4.6 MiB; without
 /// the reserve for growing it and with all tables at the front 432 KiB. Nothing

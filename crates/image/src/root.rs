@@ -12,6 +12,7 @@ use crate::source::{self, FILES, INITRD_MODULES, KERNEL_MODULES, KEYRING, SETUP,
 use crate::tools;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Puts `root.erofs`, `vmlinuz`, `kernel-release` and `modules/` into `work`.
@@ -85,7 +86,7 @@ fn debootstrap(work: &Path, mirror: &Mirror, progress: ProgressFn<'_>) -> Result
     let tar = quoted(&work.join("source.tar"));
     let out = |name: &str| format!("download /.pando/{name} {}", quoted(&work.join(name)));
 
-    let mut command = tools::command("mmdebstrap")?;
+    let mut command = with_our_life("mmdebstrap")?;
     // In a namespace, the root of the build must be able to reach its own folder:
     // $HOME and the cache are closed to it, and /tmp is memory on some hosts.
     if std::env::var_os("TMPDIR").is_none() {
@@ -114,6 +115,15 @@ fn debootstrap(work: &Path, mirror: &Mirror, progress: ProgressFn<'_>) -> Result
         &mirror.sources_list(SUITE, KEYRING),
         progress,
     )
+}
+
+/// A command that is told to end, and so to clean up, when this thread is no more:
+/// a killed build would leave its temporary folder, with files of other users' ids.
+fn with_our_life(program: &'static str) -> Result<Command, BuildError> {
+    let path = tools::command(program)?.get_program().to_owned();
+    let mut command = tools::command("setpriv")?;
+    command.args(["--pdeathsig", "TERM"]).arg(path);
+    Ok(command)
 }
 
 /// What packages leave out is left out from the first one on.

@@ -27,7 +27,7 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
 }
 
 /// What building the base template runs.
-pub const REQUIRED_TOOLS: [Tool; 9] = [
+pub const REQUIRED_TOOLS: [Tool; 10] = [
     tool("mmdebstrap", "mmdebstrap"),
     tool("mkfs.erofs", "erofs-utils"),
     tool("mke2fs", "e2fsprogs"),
@@ -35,6 +35,7 @@ pub const REQUIRED_TOOLS: [Tool; 9] = [
     tool("xz", "xz-utils"),
     tool("dpkg-deb", "dpkg"),
     tool("tar", "tar"),
+    tool("setpriv", "util-linux"),
     Tool {
         program: "newuidmap",
         package: "uidmap",

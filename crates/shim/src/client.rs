@@ -56,7 +56,9 @@ impl ShimClient {
     /// # Errors
     /// Nobody listens there, or not a shim.
     pub async fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(socket).await.map_err(ClientError::Connect)?;
+        let stream = UnixStream::connect(socket)
+            .await
+            .map_err(ClientError::Connect)?;
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -65,9 +67,14 @@ impl ShimClient {
         // Ends when the shim goes; every request then fails by itself.
         tokio::spawn(async move { drop(connection.await) });
         let sender = Sender(sender);
-        let message = usize::try_from(2 * limits::EXEC_OUTPUT_BYTES).unwrap_or(usize::MAX) + (1 << 20);
-        let config = connectrpc::client::ClientConfig::new(Uri::from_static("http://shim")).with_default_max_message_size(message);
-        let rpc = Rpc::new(connectrpc::client::ServiceTransport::new(sender.clone()), config);
+        let message =
+            usize::try_from(2 * limits::EXEC_OUTPUT_BYTES).unwrap_or(usize::MAX) + (1 << 20);
+        let config = connectrpc::client::ClientConfig::new(Uri::from_static("http://shim"))
+            .with_default_max_message_size(message);
+        let rpc = Rpc::new(
+            connectrpc::client::ServiceTransport::new(sender.clone()),
+            config,
+        );
         Ok(Self { sender, rpc })
     }
 
@@ -78,10 +85,16 @@ impl ShimClient {
     pub async fn guest(&self, request: Request<Body>) -> Result<Response<Body>, ClientError> {
         let (mut parts, body) = request.into_parts();
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-        parts.uri = Uri::builder().scheme("http").authority("shim").path_and_query(format!("/guest{path}")).build()?;
+        parts.uri = Uri::builder()
+            .scheme("http")
+            .authority("shim")
+            .path_and_query(format!("/guest{path}"))
+            .build()?;
         let mut sender = self.sender.0.clone();
         sender.ready().await?;
-        let response = sender.send_request(Request::from_parts(parts, body)).await?;
+        let response = sender
+            .send_request(Request::from_parts(parts, body))
+            .await?;
         Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
     }
 
@@ -105,6 +118,9 @@ impl tower::Service<Request<connectrpc::client::ClientBody>> for Sender {
     }
 
     fn call(&mut self, request: Request<connectrpc::client::ClientBody>) -> Self::Future {
-        Box::pin(self.0.send_request(request.map(|body| body.map_err(Into::into).boxed_unsync())))
+        Box::pin(
+            self.0
+                .send_request(request.map(|body| body.map_err(Into::into).boxed_unsync())),
+        )
     }
 }

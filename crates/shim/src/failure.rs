@@ -9,17 +9,28 @@ use pando_wire::shim::State;
 /// and the cause says how: panic, signal, exit code, last words.
 pub(crate) fn judge(exit: &VmExit) -> (State, String) {
     if let Some(panic) = &exit.panic {
-        return (State::STATE_FAILED, format!("the guest's kernel panicked: {panic}"));
+        return (
+            State::STATE_FAILED,
+            format!("the guest's kernel panicked: {panic}"),
+        );
     }
     match &exit.shutdown {
-        Some(ShutdownReason::GuestReset | ShutdownReason::GuestShutdown) => {
-            (State::STATE_STOPPED, "the guest powered itself off".to_owned())
-        }
+        Some(ShutdownReason::GuestReset | ShutdownReason::GuestShutdown) => (
+            State::STATE_STOPPED,
+            "the guest powered itself off".to_owned(),
+        ),
         Some(ShutdownReason::HostQuit) => (State::STATE_STOPPED, "it was stopped".to_owned()),
         _ => {
             let words = exit.stderr.trim();
-            let said = if words.is_empty() { String::new() } else { format!("; it said: {words}") };
-            (State::STATE_FAILED, format!("QEMU died: {}{said}", exit.exit))
+            let said = if words.is_empty() {
+                String::new()
+            } else {
+                format!("; it said: {words}")
+            };
+            (
+                State::STATE_FAILED,
+                format!("QEMU died: {}{said}", exit.exit),
+            )
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::failure;
 use crate::processes::Processes;
 use crate::spec::{self, Begin, ShimSpec};
-//TMP use pando_net::Gateway;
+use pando_net::Gateway;
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB};
 use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
@@ -53,6 +53,8 @@ pub(crate) struct Machine {
     pub(crate) dir: PathBuf,
     pub(crate) running: OnceLock<Running>,
     pub(crate) status: watch::Sender<Status>,
+    /// Requests that are being answered.
+    pub(crate) requests: watch::Sender<usize>,
     /// Layers of the writable disk, the uppermost included; a snapshot adds one.
     pub(crate) disk_layers: tokio::sync::Mutex<usize>,
 }
@@ -80,9 +82,19 @@ pub(crate) enum StartError {
 
 impl Machine {
     pub(crate) fn new(spec: ShimSpec, dir: PathBuf) -> Self {
-        let status = watch::Sender::new(Status { state: State::STATE_STARTING, cause: String::new() });
+        let status = watch::Sender::new(Status {
+            state: State::STATE_STARTING,
+            cause: String::new(),
+        });
         let disk_layers = tokio::sync::Mutex::new(spec.disks);
-        Self { spec, dir, running: OnceLock::new(), status, disk_layers }
+        Self {
+            spec,
+            dir,
+            running: OnceLock::new(),
+            status,
+            requests: watch::Sender::new(0),
+            disk_layers,
+        }
     }
 
     /// Brings the VM up and follows it to its end.
@@ -112,8 +124,8 @@ impl Machine {
             timing_ms.insert(step.to_owned(), begun.elapsed().as_secs_f64() * 1000.0);
         };
         let (config, streams, nic) = self.config()?;
-        let _nic = nic; //TMP
-        //TMP tokio::spawn(gateway.run());
+        let gateway = Gateway::new(nic).map_err(StartError::Socket)?;
+        tokio::spawn(gateway.run());
         let qemu = Qemu::launch(config).await?;
         mark("launched");
         if let Begin::Spawn { .. } = self.spec.begin {
@@ -126,17 +138,32 @@ impl Machine {
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
-        Ok(Running { qemu, channel, processes: Arc::new(processes), guest, warnings: resumed.warnings, timing_ms })
+        Ok(Running {
+            qemu,
+            channel,
+            processes: Arc::new(processes),
+            guest,
+            warnings: resumed.warnings,
+            timing_ms,
+        })
     }
 
     /// Says HELLO, and notices a VM that dies instead of answering.
-    async fn greet(&self, qemu: &Qemu, (ctl, data): (UnixStream, UnixStream)) -> Result<(Channel, Resumed), StartError> {
+    async fn greet(
+        &self,
+        qemu: &Qemu,
+        (ctl, data): (UnixStream, UnixStream),
+    ) -> Result<(Channel, Resumed), StartError> {
         let (clean, timeout) = match self.spec.begin {
             Begin::Spawn { clean_barrier, .. } => (clean_barrier, SPAWN_TIMEOUT),
             // A cold boot's channel is empty: nothing can be in the way.
             Begin::BakeReady | Begin::BakePreMount => (true, BAKE_TIMEOUT),
         };
-        let options = OpenOptions { resume: self.resume()?, resync: !clean, timeout };
+        let options = OpenOptions {
+            resume: self.resume()?,
+            resync: !clean,
+            timeout,
+        };
         tokio::select! {
             opened = Channel::open(ctl, data, options) => Ok(opened?),
             exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
@@ -157,17 +184,21 @@ impl Machine {
         })
     }
 
-    fn config(&self) -> Result<(QemuConfig, (UnixStream, UnixStream), std::os::fd::OwnedFd), StartError> {
+    fn config(
+        &self,
+    ) -> Result<(QemuConfig, (UnixStream, UnixStream), std::os::fd::OwnedFd), StartError> {
         let spec = &self.spec;
         let accelerator = match spec.accelerator.as_str() {
             "kvm" => Accelerator::Kvm,
             "tcg" => Accelerator::Tcg,
             other => return Err(StartError::Spec(format!("no accelerator `{other}`"))),
         };
-        let size = Size::new(spec.cpus, spec.memory_mib).map_err(|error| StartError::Spec(error.to_string()))?;
+        let size = Size::new(spec.cpus, spec.memory_mib)
+            .map_err(|error| StartError::Spec(error.to_string()))?;
         let (ctl, ctl_vmm) = stream_pair()?;
         let (data, data_vmm) = stream_pair()?;
-        let (nic, nic_vmm) = std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
+        let (nic, nic_vmm) =
+            std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
         let slot = self.slot();
         let config = QemuConfig {
             binary: spec.qemu.clone(),
@@ -176,10 +207,20 @@ impl Machine {
             start: self.vm_start(accelerator),
             root: slot.join(spec::ROOT),
             disk: self.disks()?,
-            channels: Channels { ctl: ctl_vmm, data: data_vmm, nic: nic_vmm.into() },
+            channels: Channels {
+                ctl: ctl_vmm,
+                data: data_vmm,
+                nic: nic_vmm.into(),
+            },
             slot,
             console: self.dir.join("console.log"),
-            jail: if spec.jail { Jail::Strict { identity: None } } else { Jail::Off { reason: "the spec says so" } },
+            jail: if spec.jail {
+                Jail::Strict { identity: None }
+            } else {
+                Jail::Off {
+                    reason: "the spec says so",
+                }
+            },
             tb_size_mib: TB_SIZE_MIB,
         };
         Ok((config, (ctl, data), nic.into()))
@@ -188,14 +229,23 @@ impl Machine {
     fn vm_start(&self, accelerator: Accelerator) -> Start {
         let slot = self.slot();
         let bake = match self.spec.begin {
-            Begin::Spawn { .. } => return Start::Load { memory: slot.join(spec::MEMORY) },
+            Begin::Spawn { .. } => {
+                return Start::Load {
+                    memory: slot.join(spec::MEMORY),
+                };
+            }
             Begin::BakeReady => BakePoint::Ready,
             Begin::BakePreMount => BakePoint::PreMount,
         };
         Start::Cold {
             kernel: slot.join(spec::KERNEL),
             initrd: slot.join(spec::INITRD),
-            command_line: CommandLine { accelerator, tsc_khz: self.spec.tsc_khz, bake }.to_string(),
+            command_line: CommandLine {
+                accelerator,
+                tsc_khz: self.spec.tsc_khz,
+                bake,
+            }
+            .to_string(),
             memory: slot.join(spec::MEMORY),
         }
     }
@@ -203,8 +253,12 @@ impl Machine {
     /// The disk's layers; the last, writable one is made when it is not there yet.
     fn disks(&self) -> Result<Vec<PathBuf>, StartError> {
         let slot = self.slot();
-        let disks: Vec<PathBuf> = (0..self.spec.disks).map(|index| slot.join(spec::disk(index))).collect();
-        let top = disks.last().ok_or_else(|| StartError::Spec("the disk has no layers".to_owned()))?;
+        let disks: Vec<PathBuf> = (0..self.spec.disks)
+            .map(|index| slot.join(spec::disk(index)))
+            .collect();
+        let top = disks
+            .last()
+            .ok_or_else(|| StartError::Spec("the disk has no layers".to_owned()))?;
         if !top.exists() {
             make_overlay(top).map_err(StartError::Disk)?;
         }

@@ -15,11 +15,19 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + S
 pub(crate) const PREFIX: &str = "/guest";
 
 /// Headers that speak of one connection and must not travel on.
-const HOP_BY_HOP: [header::HeaderName; 5] =
-    [header::CONNECTION, header::TRANSFER_ENCODING, header::UPGRADE, header::TE, header::HOST];
+const HOP_BY_HOP: [header::HeaderName; 5] = [
+    header::CONNECTION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::TE,
+    header::HOST,
+];
 
 /// Passes a request on to the guest and its answer back.
-pub(crate) async fn forward(channel: &Channel, request: Request<hyper::body::Incoming>) -> Response<Body> {
+pub(crate) async fn forward(
+    channel: &Channel,
+    request: Request<hyper::body::Incoming>,
+) -> Response<Body> {
     match rewrite(request) {
         Ok(request) => match channel.data().request(request).await {
             Ok(response) => response.map(|body| body.map_err(Into::into).boxed_unsync()),
@@ -33,19 +41,30 @@ fn rewrite(request: Request<hyper::body::Incoming>) -> Result<Request<Body>, htt
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let path = path.strip_prefix(PREFIX).unwrap_or(path);
-    parts.uri = Uri::builder().scheme("http").authority("guest").path_and_query(path).build()?;
+    parts.uri = Uri::builder()
+        .scheme("http")
+        .authority("guest")
+        .path_and_query(path)
+        .build()?;
     for name in HOP_BY_HOP {
         parts.headers.remove(name);
     }
-    Ok(Request::from_parts(parts, body.map_err(Into::into).boxed_unsync()))
+    Ok(Request::from_parts(
+        parts,
+        body.map_err(Into::into).boxed_unsync(),
+    ))
 }
 
 /// A short text answer of the shim's own.
 pub(crate) fn plain(status: StatusCode, text: String) -> Response<Body> {
-    let body = Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync();
+    let body = Full::new(Bytes::from(text))
+        .map_err(|never| match never {})
+        .boxed_unsync();
     let mut response = Response::new(body);
     *response.status_mut() = status;
     // Tells an answer of the shim from one of the guest.
-    response.headers_mut().insert("x-pando-shim", http::HeaderValue::from_static("1"));
+    response
+        .headers_mut()
+        .insert("x-pando-shim", http::HeaderValue::from_static("1"));
     response
 }

@@ -36,7 +36,12 @@ pub(crate) struct Exit {
 
 impl From<&Exit> for shim::Exit {
     fn from(exit: &Exit) -> Self {
-        Self { exit_code: exit.exit_code, signal: exit.signal, timed_out: exit.timed_out, ..Self::default() }
+        Self {
+            exit_code: exit.exit_code,
+            signal: exit.signal,
+            timed_out: exit.timed_out,
+            ..Self::default()
+        }
     }
 }
 
@@ -51,7 +56,11 @@ struct Capture {
 
 impl Capture {
     fn push(&mut self, stream: Stream, data: &[u8]) {
-        let kept = if stream == Stream::Stderr { &mut self.stderr } else { &mut self.stdout };
+        let kept = if stream == Stream::Stderr {
+            &mut self.stderr
+        } else {
+            &mut self.stdout
+        };
         let room = self.limit_bytes.saturating_sub(kept.len());
         kept.extend_from_slice(&data[..data.len().min(room)]);
         self.truncated |= data.len() > room;
@@ -107,13 +116,28 @@ impl Process {
                 let progress = self.progress();
                 match (progress.replay.next(offset), &progress.exit) {
                     (Next::Chunk(chunk), _) => return Followed::Output(chunk),
-                    (Next::Gap { lost_bytes, resume_at }, _) => return Followed::Gap { lost_bytes, resume_at },
+                    (
+                        Next::Gap {
+                            lost_bytes,
+                            resume_at,
+                        },
+                        _,
+                    ) => {
+                        return Followed::Gap {
+                            lost_bytes,
+                            resume_at,
+                        };
+                    }
                     (Next::Nothing, Some(exit)) => return Followed::Exit(exit.clone()),
                     (Next::Nothing, None) => {}
                 }
             }
             if changes.changed().await.is_err() {
-                return Followed::Exit(Exit { exit_code: None, signal: None, timed_out: false });
+                return Followed::Exit(Exit {
+                    exit_code: None,
+                    signal: None,
+                    timed_out: false,
+                });
             }
         }
     }
@@ -179,7 +203,10 @@ where
     <T::ResponseBody as http_body::Body>::Error: std::fmt::Display,
 {
     pub(crate) fn new(client: ProcessClient<T>) -> Self {
-        Self { client, table: Mutex::new(Table::default()) }
+        Self {
+            client,
+            table: Mutex::new(Table::default()),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -192,25 +219,42 @@ where
         let (request, options) = start_request(&start)?;
         let mut stream = self.client.start_with_options(request, options).await?;
         let pid = loop {
-            match stream.message().await?.map(|message| message.to_owned_message()) {
+            match stream
+                .message()
+                .await?
+                .map(|message| message.to_owned_message())
+            {
                 Some(message) => {
-                    if let Some(process_event::Event::Start(start)) = message.event.into_option().and_then(|event| event.event) {
+                    if let Some(process_event::Event::Start(start)) =
+                        message.event.into_option().and_then(|event| event.event)
+                    {
                         break start.pid;
                     }
                 }
-                None => return Err(ConnectError::internal("the agent ended the stream before the process began")),
+                None => {
+                    return Err(ConnectError::internal(
+                        "the agent ended the stream before the process began",
+                    ));
+                }
             }
         };
         let process = self.insert(&start, pid);
         tokio::spawn(pump(Arc::clone(&process), stream));
         if !timeout.is_zero() {
-            tokio::spawn(kill_after(self.client.clone(), Arc::clone(&process), timeout));
+            tokio::spawn(kill_after(
+                self.client.clone(),
+                Arc::clone(&process),
+                timeout,
+            ));
         }
         Ok(process)
     }
 
     fn insert(&self, start: &Start, pid: u32) -> Arc<Process> {
-        let capture = start.capture_bytes.map(|limit_bytes| Capture { limit_bytes, ..Capture::default() });
+        let capture = start.capture_bytes.map(|limit_bytes| Capture {
+            limit_bytes,
+            ..Capture::default()
+        });
         let mut table = self.table();
         table.next += 1;
         let number = table.next;
@@ -221,7 +265,12 @@ where
             tty: start.tty.is_some(),
             started_at: SystemTime::now(),
             started: Instant::now(),
-            progress: Mutex::new(Progress { replay: Replay::new(PROCESS_REPLAY_BYTES), capture, exit: None, timed_out: false }),
+            progress: Mutex::new(Progress {
+                replay: Replay::new(PROCESS_REPLAY_BYTES),
+                capture,
+                exit: None,
+                timed_out: false,
+            }),
             changes: watch::Sender::new(0),
         });
         table.by_number.insert(number, Arc::clone(&process));
@@ -230,8 +279,18 @@ where
     }
 
     /// Runs a process to its end.
-    pub(crate) async fn exec(&self, command: shim::Command, stdin: Vec<u8>, limit_bytes: usize) -> Result<Executed, ConnectError> {
-        let start = Start { command, tty: None, stdin: !stdin.is_empty(), capture_bytes: Some(limit_bytes) };
+    pub(crate) async fn exec(
+        &self,
+        command: shim::Command,
+        stdin: Vec<u8>,
+        limit_bytes: usize,
+    ) -> Result<Executed, ConnectError> {
+        let start = Start {
+            command,
+            tty: None,
+            stdin: !stdin.is_empty(),
+            capture_bytes: Some(limit_bytes),
+        };
         let process = self.start(start).await?;
         if !stdin.is_empty() {
             // Beside the wait: a program may end without reading its input.
@@ -251,7 +310,9 @@ where
 
     /// The process with this id.
     pub(crate) fn get(&self, id: &str) -> Result<Arc<Process>, ConnectError> {
-        let number = id.strip_prefix('p').and_then(|number| number.parse::<u64>().ok());
+        let number = id
+            .strip_prefix('p')
+            .and_then(|number| number.parse::<u64>().ok());
         number
             .and_then(|number| self.table().by_number.get(&number).cloned())
             .ok_or_else(|| ConnectError::not_found(format!("process `{id}` not found")))
@@ -265,7 +326,9 @@ where
     /// Feeds bytes to stdin or the terminal.
     pub(crate) async fn send(&self, process: &Process, data: &[u8]) -> Result<(), ConnectError> {
         for chunk in data.chunks(INPUT_CHUNK_BYTES) {
-            self.client.send_input(input(process.pid, process.tty, chunk)).await?;
+            self.client
+                .send_input(input(process.pid, process.tty, chunk))
+                .await?;
         }
         Ok(())
     }
@@ -281,9 +344,20 @@ where
     }
 
     /// Sets the terminal's size.
-    pub(crate) async fn resize(&self, process: &Process, size: process::pty::Size) -> Result<(), ConnectError> {
-        let pty = process::PTY { size: size.into(), ..process::PTY::default() };
-        let request = process::UpdateRequest { process: selector(process.pid).into(), pty: pty.into(), ..process::UpdateRequest::default() };
+    pub(crate) async fn resize(
+        &self,
+        process: &Process,
+        size: process::pty::Size,
+    ) -> Result<(), ConnectError> {
+        let pty = process::PTY {
+            size: size.into(),
+            ..process::PTY::default()
+        };
+        let request = process::UpdateRequest {
+            process: selector(process.pid).into(),
+            pty: pty.into(),
+            ..process::UpdateRequest::default()
+        };
         self.client.update(request).await.map(drop)
     }
 }
@@ -291,7 +365,11 @@ where
 impl Table {
     fn forget_oldest_ended(&mut self) {
         while self.by_number.len() > PROCESSES_KEPT {
-            let ended = self.by_number.iter().find(|(_, process)| process.exit().is_some()).map(|(number, _)| *number);
+            let ended = self
+                .by_number
+                .iter()
+                .find(|(_, process)| process.exit().is_some())
+                .map(|(number, _)| *number);
             let Some(number) = ended else { return };
             self.by_number.remove(&number);
         }
@@ -312,7 +390,10 @@ fn start_request(start: &Start) -> Result<(process::StartRequest, CallOptions), 
         cwd: start.command.cwd.clone(),
         ..process::ProcessConfig::default()
     };
-    let pty = start.tty.clone().map(|size| process::PTY { size: size.into(), ..process::PTY::default() });
+    let pty = start.tty.clone().map(|size| process::PTY {
+        size: size.into(),
+        ..process::PTY::default()
+    });
     let request = process::StartRequest {
         process: config.into(),
         pty: pty.into(),
@@ -321,9 +402,9 @@ fn start_request(start: &Start) -> Result<(process::StartRequest, CallOptions), 
     };
     let mut options = CallOptions::default();
     if !start.command.user.is_empty() {
-        options = options.try_with_header("authorization", basic(&start.command.user)).map_err(|_| {
-            ConnectError::invalid_argument("the user's name is malformed")
-        })?;
+        options = options
+            .try_with_header("authorization", basic(&start.command.user))
+            .map_err(|_| ConnectError::invalid_argument("the user's name is malformed"))?;
     }
     Ok((request, options))
 }
@@ -331,12 +412,17 @@ fn start_request(start: &Start) -> Result<(process::StartRequest, CallOptions), 
 /// `Basic` credentials with an empty password, as E2B clients name the user.
 fn basic(user: &str) -> String {
     use base64::Engine as _;
-    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:")))
+    format!(
+        "Basic {}",
+        base64::engine::general_purpose::STANDARD.encode(format!("{user}:"))
+    )
 }
 
 /// Reads a process' events to the end.
-async fn pump<B>(process: Arc<Process>, mut stream: ServerStream<B, process::StartResponseView<'static>>)
-where
+async fn pump<B>(
+    process: Arc<Process>,
+    mut stream: ServerStream<B, process::StartResponseView<'static>>,
+) where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
@@ -360,7 +446,11 @@ where
                 process.change(|progress| {
                     let exit_code = (end.signal.is_none() && end.exited).then_some(end.exit_code);
                     let timed_out = end.timed_out || progress.timed_out;
-                    progress.exit.get_or_insert(Exit { exit_code, signal: end.signal, timed_out });
+                    progress.exit.get_or_insert(Exit {
+                        exit_code,
+                        signal: end.signal,
+                        timed_out,
+                    });
                 });
                 return;
             }
@@ -369,7 +459,11 @@ where
     }
     // The channel is gone, and with it the guest; nobody will ever know how it ended.
     process.change(|progress| {
-        progress.exit.get_or_insert(Exit { exit_code: None, signal: None, timed_out: progress.timed_out });
+        progress.exit.get_or_insert(Exit {
+            exit_code: None,
+            signal: None,
+            timed_out: progress.timed_out,
+        });
     });
 }
 
@@ -383,8 +477,11 @@ fn split(output: process_event::data_event::Output) -> (Stream, Bytes) {
 }
 
 /// Kills the process group when its time is over.
-async fn kill_after<T: ClientTransport>(client: ProcessClient<T>, process: Arc<Process>, timeout: Duration)
-where
+async fn kill_after<T: ClientTransport>(
+    client: ProcessClient<T>,
+    process: Arc<Process>,
+    timeout: Duration,
+) where
     <T::ResponseBody as http_body::Body>::Error: std::fmt::Display,
 {
     if tokio::time::timeout(timeout, process.ended()).await.is_ok() {
@@ -393,9 +490,16 @@ where
     process.change(|progress| progress.timed_out = true);
     // It may have ended this instant; then there is nothing to kill.
     drop(signal_group(&client, process.pid, SIGKILL).await);
-    if tokio::time::timeout(KILL_GRACE, process.ended()).await.is_err() {
+    if tokio::time::timeout(KILL_GRACE, process.ended())
+        .await
+        .is_err()
+    {
         process.change(|progress| {
-            progress.exit.get_or_insert(Exit { exit_code: None, signal: Some(SIGKILL), timed_out: true });
+            progress.exit.get_or_insert(Exit {
+                exit_code: None,
+                signal: Some(SIGKILL),
+                timed_out: true,
+            });
         });
     }
 }
@@ -414,29 +518,54 @@ where
 }
 
 fn selector(pid: u32) -> process::ProcessSelector {
-    process::ProcessSelector { selector: Some(process::process_selector::Selector::Pid(pid)), ..Default::default() }
+    process::ProcessSelector {
+        selector: Some(process::process_selector::Selector::Pid(pid)),
+        ..Default::default()
+    }
 }
 
 fn input(pid: u32, tty: bool, data: &[u8]) -> process::SendInputRequest {
     use process::process_input::Input;
-    let input = if tty { Input::Pty(data.to_vec()) } else { Input::Stdin(data.to_vec()) };
-    let input = process::ProcessInput { input: Some(input), ..Default::default() };
-    process::SendInputRequest { process: selector(pid).into(), input: input.into(), ..Default::default() }
+    let input = if tty {
+        Input::Pty(data.to_vec())
+    } else {
+        Input::Stdin(data.to_vec())
+    };
+    let input = process::ProcessInput {
+        input: Some(input),
+        ..Default::default()
+    };
+    process::SendInputRequest {
+        process: selector(pid).into(),
+        input: input.into(),
+        ..Default::default()
+    }
 }
 
-async fn close_stdin<T: ClientTransport>(client: &ProcessClient<T>, pid: u32) -> Result<(), ConnectError>
+async fn close_stdin<T: ClientTransport>(
+    client: &ProcessClient<T>,
+    pid: u32,
+) -> Result<(), ConnectError>
 where
     <T::ResponseBody as http_body::Body>::Error: std::fmt::Display,
 {
-    let request = process::CloseStdinRequest { process: selector(pid).into(), ..Default::default() };
+    let request = process::CloseStdinRequest {
+        process: selector(pid).into(),
+        ..Default::default()
+    };
     client.close_stdin(request).await.map(drop)
 }
 
-async fn signal_group<T: ClientTransport>(client: &ProcessClient<T>, pid: u32, signal: u32) -> Result<(), ConnectError>
+async fn signal_group<T: ClientTransport>(
+    client: &ProcessClient<T>,
+    pid: u32,
+    signal: u32,
+) -> Result<(), ConnectError>
 where
     <T::ResponseBody as http_body::Body>::Error: std::fmt::Display,
 {
-    let number = i32::try_from(signal).map_err(|_| ConnectError::invalid_argument("no such signal"))?;
+    let number =
+        i32::try_from(signal).map_err(|_| ConnectError::invalid_argument("no such signal"))?;
     let request = process::SendSignalRequest {
         process: selector(pid).into(),
         signal: number.into(),

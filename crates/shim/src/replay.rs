@@ -32,7 +32,11 @@ impl Chunk {
     fn from(&self, offset: u64) -> Self {
         let skip = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
         let skip = skip.min(self.data.len());
-        Self { stream: self.stream, data: self.data.slice(skip..), offset: self.offset + skip as u64 }
+        Self {
+            stream: self.stream,
+            data: self.data.slice(skip..),
+            offset: self.offset + skip as u64,
+        }
     }
 }
 
@@ -58,7 +62,12 @@ pub(crate) struct Replay {
 
 impl Replay {
     pub(crate) fn new(limit_bytes: usize) -> Self {
-        Self { chunks: VecDeque::new(), kept_bytes: 0, limit_bytes, end: 0 }
+        Self {
+            chunks: VecDeque::new(),
+            kept_bytes: 0,
+            limit_bytes,
+            end: 0,
+        }
     }
 
     /// Appends output; the oldest chunks go when the limit is passed.
@@ -67,7 +76,11 @@ impl Replay {
             return;
         }
         self.kept_bytes += data.len();
-        let chunk = Chunk { stream, data, offset: self.end };
+        let chunk = Chunk {
+            stream,
+            data,
+            offset: self.end,
+        };
         self.end = chunk.end();
         self.chunks.push_back(chunk);
         while self.kept_bytes > self.limit_bytes && self.chunks.len() > 1 {
@@ -78,13 +91,20 @@ impl Replay {
 
     /// What comes at `offset`. An offset beyond the end waits for it.
     pub(crate) fn next(&self, offset: u64) -> Next {
-        let Some(first) = self.chunks.front() else { return Next::Nothing };
+        let Some(first) = self.chunks.front() else {
+            return Next::Nothing;
+        };
         if offset < first.offset {
-            return Next::Gap { lost_bytes: first.offset - offset, resume_at: first.offset };
+            return Next::Gap {
+                lost_bytes: first.offset - offset,
+                resume_at: first.offset,
+            };
         }
         // Chunks are in order of offset: the one that holds `offset` is found by halving.
         let index = self.chunks.partition_point(|chunk| chunk.end() <= offset);
-        self.chunks.get(index).map_or(Next::Nothing, |chunk| Next::Chunk(chunk.from(offset)))
+        self.chunks
+            .get(index)
+            .map_or(Next::Nothing, |chunk| Next::Chunk(chunk.from(offset)))
     }
 }
 
@@ -98,8 +118,13 @@ mod tests {
         let mut replay = Replay::new(100);
         replay.push(Stream::Stdout, Bytes::from_static(b"hello"));
         replay.push(Stream::Stderr, Bytes::from_static(b"world"));
-        let Next::Chunk(chunk) = replay.next(7) else { panic!() };
-        assert_eq!((chunk.stream, &chunk.data[..], chunk.end()), (Stream::Stderr, &b"rld"[..], 10));
+        let Next::Chunk(chunk) = replay.next(7) else {
+            panic!()
+        };
+        assert_eq!(
+            (chunk.stream, &chunk.data[..], chunk.end()),
+            (Stream::Stderr, &b"rld"[..], 10)
+        );
         assert_eq!(replay.next(10), Next::Nothing);
     }
 

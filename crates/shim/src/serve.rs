@@ -22,8 +22,8 @@ use tower::Service as _;
 /// The listening socket that the daemon made, at this number in the shim.
 pub const LISTENER_FD: RawFd = 3;
 
-/// How long an ended shim still answers, so that the daemon learns the cause from it; it
-/// is also written to [`CAUSE_FILE`].
+/// How long an ended shim still answers. A daemon that is there reads what it wants and
+/// kills the shim long before; one that comes later reads [`CAUSE_FILE`].
 const LINGER: Duration = Duration::from_secs(30);
 
 /// The state and cause of the VM's end, for a daemon that was not there.
@@ -54,36 +54,50 @@ pub enum ShimError {
 pub async fn run(dir: &Path, listener: std::os::unix::net::UnixListener) -> Result<(), ShimError> {
     let text = std::fs::read_to_string(dir.join("spec.json")).map_err(ShimError::Spec)?;
     let spec: ShimSpec = serde_json::from_str(&text).map_err(ShimError::Malformed)?;
-    listener.set_nonblocking(true).map_err(ShimError::Listener)?;
+    listener
+        .set_nonblocking(true)
+        .map_err(ShimError::Listener)?;
     let listener = UnixListener::from_std(listener).map_err(ShimError::Listener)?;
 
     let machine = Arc::new(Machine::new(spec, dir.to_path_buf()));
     let serving = tokio::spawn(serve(listener, Arc::clone(&machine)));
     Arc::clone(&machine).run().await;
     let status = machine.status.borrow().clone();
-    let word = if status.state == State::STATE_STOPPED { "stopped" } else { "failed" };
+    let word = if status.state == State::STATE_STOPPED {
+        "stopped"
+    } else {
+        "failed"
+    };
     // The daemon also learns it over the socket; without the file only a later one would not.
-    drop(std::fs::write(dir.join(CAUSE_FILE), format!("{word}\n{}\n", status.cause)));
-    tokio::time::timeout(LINGER, serving_ends(&machine)).await.ok();
+    drop(std::fs::write(
+        dir.join(CAUSE_FILE),
+        format!("{word}\n{}\n", status.cause),
+    ));
+    // A snapshot that ended the VM is still being written and answered.
+    drop(machine.requests.subscribe().wait_for(|requests| *requests == 0).await);
+    tokio::time::sleep(LINGER).await;
     serving.abort();
     Ok(())
 }
 
-/// Waits until nobody watches the machine's state any more.
-async fn serving_ends(machine: &Machine) {
-    machine.status.closed().await;
-}
-
 async fn serve(listener: UnixListener, machine: Arc<Machine>) {
-    let service = Arc::new(Service { machine: Arc::clone(&machine) });
+    let service = Arc::new(Service {
+        machine: Arc::clone(&machine),
+    });
     let router = service.register(connectrpc::Router::new());
     // A request holds an exec's stdin, an answer its output, both of them bounded.
     let message = limits::EXEC_STDIN_BYTES + (1 << 20);
-    let limits = Limits::default().with_max_request_body_size(message).with_max_message_size(message);
+    let limits = Limits::default()
+        .with_max_request_body_size(message)
+        .with_max_message_size(message);
     let rpc = ConnectRpcService::new(router).with_limits(limits);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(connection(stream, rpc.clone(), Arc::clone(&machine)))),
+            Ok((stream, _)) => drop(tokio::spawn(connection(
+                stream,
+                rpc.clone(),
+                Arc::clone(&machine),
+            ))),
             // Out of descriptors, most likely: the next try may find one.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
@@ -105,17 +119,40 @@ async fn connection(stream: UnixStream, rpc: ConnectRpcService, machine: Arc<Mac
     drop(served);
 }
 
-async fn route(rpc: &mut ConnectRpcService, machine: &Machine, request: Request<hyper::body::Incoming>) -> Response<Body> {
+async fn route(
+    rpc: &mut ConnectRpcService,
+    machine: &Machine,
+    request: Request<hyper::body::Incoming>,
+) -> Response<Body> {
     let path = request.uri().path();
     if path.starts_with(passthrough::PREFIX) && path[passthrough::PREFIX.len()..].starts_with('/') {
         return match machine.running.get() {
             Some(running) => passthrough::forward(&running.channel, request).await,
-            None => passthrough::plain(StatusCode::SERVICE_UNAVAILABLE, "the sandbox is starting".to_owned()),
+            None => passthrough::plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the sandbox is starting".to_owned(),
+            ),
         };
     }
+    let _counted = Counted::new(machine);
     match rpc.call(request).await {
         Ok(response) => response.map(|body| body.map_err(Into::into).boxed_unsync()),
         Err(never) => match never {},
     }
 }
 
+/// A request that is being answered.
+struct Counted<'m>(&'m Machine);
+
+impl<'m> Counted<'m> {
+    fn new(machine: &'m Machine) -> Self {
+        machine.requests.send_modify(|requests| *requests += 1);
+        Self(machine)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.requests.send_modify(|requests| *requests -= 1);
+    }
+}

@@ -4,17 +4,20 @@ use crate::machine::{Machine, Running, Status};
 use crate::processes::{Executed, Followed, Process, Start};
 use crate::replay::Stream as OutputStream;
 use crate::snapshot;
-use connectrpc::{ConnectError, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream};
+use connectrpc::{
+    ConnectError, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream,
+};
 use futures::stream;
 use pando_types::limits;
+use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
-    self, AttachRequest, AttachResponse, ConsoleRequest, ConsoleResponse, ExecRequest, ExecResponse, InputRequest,
-    InputResponse, ListProcessesRequest, ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse,
-    SnapshotRequest, SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
-    WatchRequest, WatchResponse, attach_response,
+    self, AttachRequest, AttachResponse, ConsoleRequest, ConsoleResponse, ExecRequest,
+    ExecResponse, InputRequest, InputResponse, ListProcessesRequest, ListProcessesResponse,
+    PingRequest, PingResponse, ReadyRequest, ReadyResponse, SnapshotRequest, SnapshotResponse,
+    StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse, WatchRequest,
+    WatchResponse, attach_response,
 };
-use pando_vmm::Vmm as _;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -31,13 +34,18 @@ impl Service {
         let status = self.machine.status.borrow().clone();
         match (self.machine.running.get(), status.state) {
             (Some(running), State::STATE_RUNNING) => Ok(running),
-            (_, State::STATE_STARTING) => Err(ConnectError::failed_precondition("the sandbox is starting")),
+            (_, State::STATE_STARTING) => {
+                Err(ConnectError::failed_precondition("the sandbox is starting"))
+            }
             _ => Err(gone(&status)),
         }
     }
 
     /// Runs a request, unless the VM ends first.
-    async fn or_gone<R>(&self, work: impl Future<Output = Result<R, ConnectError>>) -> Result<R, ConnectError> {
+    async fn or_gone<R>(
+        &self,
+        work: impl Future<Output = Result<R, ConnectError>>,
+    ) -> Result<R, ConnectError> {
         let mut status = self.machine.status.subscribe();
         let mut ending = self.machine.status.subscribe();
         tokio::select! {
@@ -60,8 +68,16 @@ fn gone(status: &Status) -> ConnectError {
 }
 
 async fn until_ended(status: &mut tokio::sync::watch::Receiver<Status>) -> Status {
-    let ended = status.wait_for(|status| matches!(status.state, State::STATE_STOPPED | State::STATE_FAILED)).await;
-    ended.map_or_else(|_| Status { state: State::STATE_FAILED, cause: "the shim ends".to_owned() }, |status| status.clone())
+    let ended = status
+        .wait_for(|status| matches!(status.state, State::STATE_STOPPED | State::STATE_FAILED))
+        .await;
+    ended.map_or_else(
+        |_| Status {
+            state: State::STATE_FAILED,
+            cause: "the shim ends".to_owned(),
+        },
+        |status| status.clone(),
+    )
 }
 
 /// Lets answers that are on their way come first.
@@ -74,11 +90,23 @@ async fn until_ended_delayed(status: &mut tokio::sync::watch::Receiver<Status>) 
 // The concrete types of the answers are nobody else's business: the trait is generated.
 #[allow(refining_impl_trait)]
 impl shim::Shim for Service {
-    async fn ready(&self, _: RequestContext, _: ServiceRequest<'_, ReadyRequest>) -> ServiceResult<ReadyResponse> {
+    async fn ready(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, ReadyRequest>,
+    ) -> ServiceResult<ReadyResponse> {
         let mut receiver = self.machine.status.subscribe();
-        let status = receiver.wait_for(|status| status.state != State::STATE_STARTING).await;
-        let status = status.map_err(|_| ConnectError::unavailable("the shim ends"))?.clone();
-        let mut response = ReadyResponse { state: status.state.into(), cause: status.cause, ..ReadyResponse::default() };
+        let status = receiver
+            .wait_for(|status| status.state != State::STATE_STARTING)
+            .await;
+        let status = status
+            .map_err(|_| ConnectError::unavailable("the shim ends"))?
+            .clone();
+        let mut response = ReadyResponse {
+            state: status.state.into(),
+            cause: status.cause,
+            ..ReadyResponse::default()
+        };
         if let Some(running) = self.machine.running.get() {
             response.layers = running.qemu.layers().to_vec();
             response.vmm_pid = running.qemu.pid();
@@ -88,34 +116,60 @@ impl shim::Shim for Service {
         Response::ok(response)
     }
 
-    async fn watch(&self, _: RequestContext, _: ServiceRequest<'_, WatchRequest>) -> ServiceResult<ServiceStream<WatchResponse>> {
+    async fn watch(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, WatchRequest>,
+    ) -> ServiceResult<ServiceStream<WatchResponse>> {
         let mut receiver = self.machine.status.subscribe();
         receiver.mark_changed();
-        Ok(Response::stream(stream::unfold(receiver, |mut receiver| async move {
-            receiver.changed().await.ok()?;
-            let status = receiver.borrow_and_update().clone();
-            let message = WatchResponse { state: status.state.into(), cause: status.cause, ..WatchResponse::default() };
-            Some((Ok(message), receiver))
-        })))
+        Ok(Response::stream(stream::unfold(
+            receiver,
+            |mut receiver| async move {
+                receiver.changed().await.ok()?;
+                let status = receiver.borrow_and_update().clone();
+                let message = WatchResponse {
+                    state: status.state.into(),
+                    cause: status.cause,
+                    ..WatchResponse::default()
+                };
+                Some((Ok(message), receiver))
+            },
+        )))
     }
 
-    async fn ping(&self, _: RequestContext, _: ServiceRequest<'_, PingRequest>) -> ServiceResult<PingResponse> {
+    async fn ping(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, PingRequest>,
+    ) -> ServiceResult<PingResponse> {
         let guest = &self.running()?.guest;
-        self.or_gone(guest.ping(pando_wire::guest::PingRequest::default())).await?;
+        self.or_gone(guest.ping(pando_wire::guest::PingRequest::default()))
+            .await?;
         Response::ok(PingResponse::default())
     }
 
-    async fn exec(&self, _: RequestContext, request: ServiceRequest<'_, ExecRequest>) -> ServiceResult<ExecResponse> {
+    async fn exec(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, ExecRequest>,
+    ) -> ServiceResult<ExecResponse> {
         let request = request.to_owned_message();
         let command = required(request.command.into_option(), "command")?;
         let limit = request.output_limit_bytes.min(limits::EXEC_OUTPUT_BYTES);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let processes = &self.running()?.processes;
-        let executed = self.or_gone(processes.exec(command, request.stdin, limit)).await?;
+        let executed = self
+            .or_gone(processes.exec(command, request.stdin, limit))
+            .await?;
         Response::ok(exec_response(executed))
     }
 
-    async fn start_process(&self, _: RequestContext, request: ServiceRequest<'_, StartProcessRequest>) -> ServiceResult<StartProcessResponse> {
+    async fn start_process(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, StartProcessRequest>,
+    ) -> ServiceResult<StartProcessResponse> {
         let request = request.to_owned_message();
         let start = Start {
             command: required(request.command.into_option(), "command")?,
@@ -125,18 +179,34 @@ impl shim::Shim for Service {
         };
         let processes = &self.running()?.processes;
         let process = self.or_gone(processes.start(start)).await?;
-        Response::ok(StartProcessResponse { process_id: process.id.clone(), pid: process.pid, ..Default::default() })
+        Response::ok(StartProcessResponse {
+            process_id: process.id.clone(),
+            pid: process.pid,
+            ..Default::default()
+        })
     }
 
-    async fn attach(&self, _: RequestContext, request: ServiceRequest<'_, AttachRequest>) -> ServiceResult<ServiceStream<AttachResponse>> {
+    async fn attach(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, AttachRequest>,
+    ) -> ServiceResult<ServiceStream<AttachResponse>> {
         let request = request.to_owned_message();
         // A process that ended can be read even when the VM is gone.
-        let running = self.machine.running.get().ok_or_else(|| ConnectError::failed_precondition("the sandbox is starting"))?;
+        let running = self
+            .machine
+            .running
+            .get()
+            .ok_or_else(|| ConnectError::failed_precondition("the sandbox is starting"))?;
         let process = running.processes.get(&request.process_id)?;
         Ok(Response::stream(follow(process, request.from_offset)))
     }
 
-    async fn input(&self, _: RequestContext, request: ServiceRequest<'_, InputRequest>) -> ServiceResult<InputResponse> {
+    async fn input(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, InputRequest>,
+    ) -> ServiceResult<InputResponse> {
         use shim::input_request::Input;
         let request = request.to_owned_message();
         let processes = &self.running()?.processes;
@@ -154,17 +224,38 @@ impl shim::Shim for Service {
         Response::ok(InputResponse::default())
     }
 
-    async fn list_processes(&self, _: RequestContext, _: ServiceRequest<'_, ListProcessesRequest>) -> ServiceResult<ListProcessesResponse> {
+    async fn list_processes(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, ListProcessesRequest>,
+    ) -> ServiceResult<ListProcessesResponse> {
         let processes = self.running()?.processes.list();
-        let processes = processes.iter().map(|process| process_info(process)).collect();
-        Response::ok(ListProcessesResponse { processes, ..Default::default() })
+        let processes = processes
+            .iter()
+            .map(|process| process_info(process))
+            .collect();
+        Response::ok(ListProcessesResponse {
+            processes,
+            ..Default::default()
+        })
     }
 
-    async fn console(&self, _: RequestContext, _: ServiceRequest<'_, ConsoleRequest>) -> ServiceResult<ConsoleResponse> {
-        Response::ok(ConsoleResponse { text: self.machine.console(), ..Default::default() })
+    async fn console(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, ConsoleRequest>,
+    ) -> ServiceResult<ConsoleResponse> {
+        Response::ok(ConsoleResponse {
+            text: self.machine.console(),
+            ..Default::default()
+        })
     }
 
-    async fn snapshot(&self, _: RequestContext, request: ServiceRequest<'_, SnapshotRequest>) -> ServiceResult<SnapshotResponse> {
+    async fn snapshot(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, SnapshotRequest>,
+    ) -> ServiceResult<SnapshotResponse> {
         let request = request.to_owned_message();
         let running = self.running()?;
         // A task of its own: a caller that goes away must not leave the VM stopped.
@@ -176,20 +267,34 @@ impl shim::Shim for Service {
             }
         });
         let _ = running;
-        Response::ok(task.await.map_err(|_| ConnectError::internal("the snapshot's task died"))??)
+        Response::ok(
+            task.await
+                .map_err(|_| ConnectError::internal("the snapshot's task died"))??,
+        )
     }
 
-    async fn stop(&self, _: RequestContext, request: ServiceRequest<'_, StopRequest>) -> ServiceResult<StopResponse> {
+    async fn stop(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, StopRequest>,
+    ) -> ServiceResult<StopResponse> {
         let grace_ms = request.to_owned_message().grace_ms;
-        if grace_ms > 0 && let Ok(running) = self.running() {
-            let request = pando_wire::guest::ShutdownRequest { grace_ms, ..Default::default() };
+        if grace_ms > 0
+            && let Ok(running) = self.running()
+        {
+            let request = pando_wire::guest::ShutdownRequest {
+                grace_ms,
+                ..Default::default()
+            };
             let deadline = Duration::from_millis(grace_ms.into()) + POWER_OFF_GRACE;
             // Whatever the guest answers, or fails to, ends in the quit below.
-            drop(tokio::time::timeout(deadline, async {
-                drop(running.guest.shutdown(request).await);
-                running.qemu.exited().await
-            })
-            .await);
+            drop(
+                tokio::time::timeout(deadline, async {
+                    drop(running.guest.shutdown(request).await);
+                    running.qemu.exited().await
+                })
+                .await,
+            );
         }
         self.machine.quit().await;
         Response::ok(StopResponse::default())
@@ -201,7 +306,11 @@ fn required<V>(value: Option<V>, field: &str) -> Result<V, ConnectError> {
 }
 
 fn pty_size(size: &shim::WindowSize) -> PtySize {
-    PtySize { cols: size.cols, rows: size.rows, ..PtySize::default() }
+    PtySize {
+        cols: size.cols,
+        rows: size.rows,
+        ..PtySize::default()
+    }
 }
 
 fn exec_response(executed: Executed) -> ExecResponse {
@@ -217,7 +326,10 @@ fn exec_response(executed: Executed) -> ExecResponse {
 }
 
 fn process_info(process: &Arc<Process>) -> shim::ProcessInfo {
-    let since = process.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = process
+        .started_at
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     shim::ProcessInfo {
         process_id: process.id.clone(),
         pid: process.pid,
@@ -230,7 +342,10 @@ fn process_info(process: &Arc<Process>) -> shim::ProcessInfo {
 }
 
 /// A process' output from an offset on; its exit is the last message.
-fn follow(process: Arc<Process>, offset: u64) -> impl stream::Stream<Item = Result<AttachResponse, ConnectError>> + Send {
+fn follow(
+    process: Arc<Process>,
+    offset: u64,
+) -> impl stream::Stream<Item = Result<AttachResponse, ConnectError>> + Send {
     stream::unfold(Some((process, offset)), |state| async move {
         let (process, offset) = state?;
         let (event, next) = match process.next(offset).await {
@@ -241,15 +356,41 @@ fn follow(process: Arc<Process>, offset: u64) -> impl stream::Stream<Item = Resu
                     OutputStream::Stderr => attach_response::output::Stream::STREAM_STDERR,
                     OutputStream::Tty => attach_response::output::Stream::STREAM_TTY,
                 };
-                let output = attach_response::Output { stream: stream.into(), data: chunk.data.to_vec(), next_offset: end, ..Default::default() };
-                (attach_response::Event::Output(Box::new(output)), Some((process, end)))
+                let output = attach_response::Output {
+                    stream: stream.into(),
+                    data: chunk.data.to_vec(),
+                    next_offset: end,
+                    ..Default::default()
+                };
+                (
+                    attach_response::Event::Output(Box::new(output)),
+                    Some((process, end)),
+                )
             }
-            Followed::Gap { lost_bytes, resume_at } => {
-                let gap = attach_response::Gap { lost_bytes, ..Default::default() };
-                (attach_response::Event::Gap(Box::new(gap)), Some((process, resume_at)))
+            Followed::Gap {
+                lost_bytes,
+                resume_at,
+            } => {
+                let gap = attach_response::Gap {
+                    lost_bytes,
+                    ..Default::default()
+                };
+                (
+                    attach_response::Event::Gap(Box::new(gap)),
+                    Some((process, resume_at)),
+                )
             }
-            Followed::Exit(exit) => (attach_response::Event::Exit(Box::new(shim::Exit::from(&exit))), None),
+            Followed::Exit(exit) => (
+                attach_response::Event::Exit(Box::new(shim::Exit::from(&exit))),
+                None,
+            ),
         };
-        Some((Ok(AttachResponse { event: Some(event), ..Default::default() }), next))
+        Some((
+            Ok(AttachResponse {
+                event: Some(event),
+                ..Default::default()
+            }),
+            next,
+        ))
     })
 }

@@ -18,39 +18,65 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Takes a snapshot into the slot. The disk's writable layer becomes a sealed one and a
 /// new one is put on it, unless the VM ends with the snapshot.
-pub(crate) async fn take(machine: &Arc<Machine>, running: &Running, request: &SnapshotRequest) -> Result<SnapshotResponse, ConnectError> {
+pub(crate) async fn take(
+    machine: &Arc<Machine>,
+    running: &Running,
+    request: &SnapshotRequest,
+) -> Result<SnapshotResponse, ConnectError> {
     let failed = |error: &dyn std::error::Error| ConnectError::internal(chain(error));
     // Held to the end: one snapshot at a time, and the numbers of its files are its own.
     let mut disks = machine.disk_layers.lock().await;
     let cold = !matches!(machine.spec.begin, spec::Begin::Spawn { .. });
     let names = Names::new(*disks, cold && request.stop);
     let slot = machine.slot();
-    let prepared = if cold { None } else { Some(prepare(machine, &names).await?) };
+    let prepared = if cold {
+        None
+    } else {
+        Some(prepare(machine, &names).await?)
+    };
     let overlay = slot.join(spec::disk(*disks));
     let overlay = if request.stop {
         None
     } else {
         make_overlay(&overlay).map_err(|error| failed(&error))?;
-        Some(running.qemu.prepare_disk_overlay(&overlay).await.map_err(|error| failed(&error))?)
+        Some(
+            running
+                .qemu
+                .prepare_disk_overlay(&overlay)
+                .await
+                .map_err(|error| failed(&error))?,
+        )
     };
 
     let paused = Instant::now();
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
     running.qemu.stop().await.map_err(|error| failed(&error))?;
-    running.qemu.save_device_state(&slot.join(&names.device_state)).await.map_err(|error| failed(&error))?;
+    running
+        .qemu
+        .save_device_state(&slot.join(&names.device_state))
+        .await
+        .map_err(|error| failed(&error))?;
     let captured = match prepared {
         None => None,
         Some(image) => Some(capture(running, image).await?),
     };
     if let Some(overlay) = overlay {
-        running.qemu.switch_disk_overlay(overlay).await.map_err(|error| failed(&error))?;
+        running
+            .qemu
+            .switch_disk_overlay(overlay)
+            .await
+            .map_err(|error| failed(&error))?;
         *disks += 1;
     }
     if request.stop {
         machine.quit().await;
     } else {
         running.qemu.cont().await.map_err(|error| failed(&error))?;
-        running.channel.thaw(THAW_TIMEOUT).await.map_err(|error| failed(&error))?;
+        running
+            .channel
+            .thaw(THAW_TIMEOUT)
+            .await
+            .map_err(|error| failed(&error))?;
     }
     let pause = paused.elapsed();
     let dirty_pages = match captured {
@@ -79,14 +105,23 @@ impl Names {
     /// its own memory file, which is complete.
     fn new(disks: usize, cold_and_stop: bool) -> Self {
         Self {
-            memory: if cold_and_stop { spec::MEMORY.to_owned() } else { format!("memory.{disks}") },
+            memory: if cold_and_stop {
+                spec::MEMORY.to_owned()
+            } else {
+                format!("memory.{disks}")
+            },
             device_state: format!("device-state.{disks}"),
             disk: spec::disk(disks - 1),
         }
     }
 }
 
-fn answer<E>(frozen: Result<Frozen, E>, names: Names, pause: Duration, dirty_pages: u64) -> SnapshotResponse {
+fn answer<E>(
+    frozen: Result<Frozen, E>,
+    names: Names,
+    pause: Duration,
+    dirty_pages: u64,
+) -> SnapshotResponse {
     let forced = frozen.is_err();
     SnapshotResponse {
         memory_file: names.memory,
@@ -94,7 +129,9 @@ fn answer<E>(frozen: Result<Frozen, E>, names: Names, pause: Duration, dirty_pag
         disk_file: names.disk,
         pause_ms: pause.as_secs_f64() * 1000.0,
         dirty_pages,
-        unfrozen_pids: frozen.map(|frozen| frozen.unfrozen_pids).unwrap_or_default(),
+        unfrozen_pids: frozen
+            .map(|frozen| frozen.unfrozen_pids)
+            .unwrap_or_default(),
         forced,
         ..SnapshotResponse::default()
     }
@@ -108,7 +145,10 @@ async fn prepare(machine: &Machine, names: &Names) -> Result<MemoryImage, Connec
 }
 
 /// Copies the private pages, inside the pause.
-async fn capture(running: &Running, mut image: MemoryImage) -> Result<(MemoryImage, u64), ConnectError> {
+async fn capture(
+    running: &Running,
+    mut image: MemoryImage,
+) -> Result<(MemoryImage, u64), ConnectError> {
     let memory = running.qemu.guest_memory();
     blocking(move || {
         let stats = image.capture(&memory)?;
@@ -117,7 +157,9 @@ async fn capture(running: &Running, mut image: MemoryImage) -> Result<(MemoryIma
     .await
 }
 
-async fn blocking<R, E>(work: impl FnOnce() -> Result<R, E> + Send + 'static) -> Result<R, ConnectError>
+async fn blocking<R, E>(
+    work: impl FnOnce() -> Result<R, E> + Send + 'static,
+) -> Result<R, ConnectError>
 where
     R: Send + 'static,
     E: std::error::Error + Send + 'static,

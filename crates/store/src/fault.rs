@@ -18,7 +18,10 @@ static WANTED: OnceLock<Option<String>> = OnceLock::new();
 
 /// Dies here if this point was asked for.
 pub fn point(name: &'static str) {
-    debug_assert!(POINTS.contains(&name), "fault point `{name}` is not in the list");
+    debug_assert!(
+        POINTS.contains(&name),
+        "fault point `{name}` is not in the list"
+    );
     let wanted = WANTED.get_or_init(|| std::env::var("PANDO_FAULT").ok());
     if wanted.as_deref() == Some(name) {
         std::process::abort();

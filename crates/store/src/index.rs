@@ -25,7 +25,9 @@ const EVENTS_KEPT: u64 = 100_000;
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     /// The file was written by a newer Pando.
-    #[error("`{path}` has schema {found}, this Pando knows {SCHEMA_VERSION}: install the newer Pando again, or restore `{path}.schema-{SCHEMA_VERSION}`")]
+    #[error(
+        "`{path}` has schema {found}, this Pando knows {SCHEMA_VERSION}: install the newer Pando again, or restore `{path}.schema-{SCHEMA_VERSION}`"
+    )]
     Newer {
         /// The file.
         path: PathBuf,
@@ -154,12 +156,16 @@ impl Index {
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         migrate(&mut connection, path)?;
-        Ok(Self { connection: Mutex::new(connection) })
+        Ok(Self {
+            connection: Mutex::new(connection),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
         // A panic while the lock was held left no half transaction: SQLite rolled it back.
-        self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.connection
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Adds a key by the hash of its text.
@@ -246,7 +252,12 @@ impl Index {
     ///
     /// # Errors
     /// SQLite failed.
-    pub fn set_state(&self, change: &StateChange<'_>, boot_id: &str, event: &NewEvent<'_>) -> Result<(), IndexError> {
+    pub fn set_state(
+        &self,
+        change: &StateChange<'_>,
+        boot_id: &str,
+        event: &NewEvent<'_>,
+    ) -> Result<(), IndexError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         transaction.execute(
@@ -286,7 +297,8 @@ impl Index {
              FROM sandboxes ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], sandbox_row)?;
-        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state"))).collect()
+        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state")))
+            .collect()
     }
 
     /// Writes an event alone.
@@ -301,7 +313,12 @@ impl Index {
     ///
     /// # Errors
     /// SQLite failed.
-    pub fn events(&self, tenant: &str, after: u64, limit: u32) -> Result<Vec<EventRow>, IndexError> {
+    pub fn events(
+        &self,
+        tenant: &str,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<EventRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
             "SELECT sequence, at_ms, kind, subject, detail FROM events WHERE tenant = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3",
@@ -325,7 +342,8 @@ impl Index {
     /// SQLite failed.
     pub fn value(&self, name: &str) -> Result<Option<String>, IndexError> {
         let connection = self.lock();
-        let mut statement = connection.prepare_cached("SELECT value FROM settings WHERE name = ?1")?;
+        let mut statement =
+            connection.prepare_cached("SELECT value FROM settings WHERE name = ?1")?;
         Ok(statement.query_row([name], |row| row.get(0)).optional()?)
     }
 
@@ -334,13 +352,18 @@ impl Index {
     /// # Errors
     /// SQLite failed.
     pub fn set_value(&self, name: &str, value: &str) -> Result<(), IndexError> {
-        self.lock().execute("INSERT OR REPLACE INTO settings (name, value) VALUES (?1, ?2)", [name, value])?;
+        self.lock().execute(
+            "INSERT OR REPLACE INTO settings (name, value) VALUES (?1, ?2)",
+            [name, value],
+        )?;
         Ok(())
     }
 }
 
 fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
-    let Ok(state) = row.get::<_, String>(3)?.parse() else { return Ok(None) };
+    let Ok(state) = row.get::<_, String>(3)?.parse() else {
+        return Ok(None);
+    };
     Ok(Some(SandboxRow {
         id: row.get(0)?,
         tenant: row.get(1)?,
@@ -362,8 +385,16 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
 
 fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), IndexError> {
     connection
-        .prepare_cached("INSERT INTO events (at_ms, tenant, kind, subject, detail) VALUES (?1, ?2, ?3, ?4, ?5)")?
-        .execute(params![millis(SystemTime::now()), event.tenant, event.kind, event.subject, event.detail])?;
+        .prepare_cached(
+            "INSERT INTO events (at_ms, tenant, kind, subject, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?
+        .execute(params![
+            millis(SystemTime::now()),
+            event.tenant,
+            event.kind,
+            event.subject,
+            event.detail
+        ])?;
     let newest = connection.last_insert_rowid();
     let keep = i64::try_from(EVENTS_KEPT).unwrap_or(i64::MAX);
     // Now and then, not each time: a delete writes pages too.
@@ -376,7 +407,10 @@ fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), Ind
 fn migrate(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let found: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if found > SCHEMA_VERSION {
-        return Err(IndexError::Newer { path: path.to_path_buf(), found });
+        return Err(IndexError::Newer {
+            path: path.to_path_buf(),
+            found,
+        });
     }
     if found > 0 && found < SCHEMA_VERSION {
         let mut backup = path.as_os_str().to_owned();
@@ -395,7 +429,9 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
 }
 
 fn is_unique_violation(error: &rusqlite::Error) -> bool {
-    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_UNIQUE)
+    error
+        .sqlite_error()
+        .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_UNIQUE)
 }
 
 fn millis(time: SystemTime) -> i64 {
@@ -411,7 +447,12 @@ fn time(millis: i64) -> SystemTime {
 mod tests {
     use super::*;
 
-    const EVENT: NewEvent<'static> = NewEvent { tenant: "default", kind: "sandbox.created", subject: "s", detail: "" };
+    const EVENT: NewEvent<'static> = NewEvent {
+        tenant: "default",
+        kind: "sandbox.created",
+        subject: "s",
+        detail: "",
+    };
 
     fn row(id: &str, name: Option<&str>) -> SandboxRow {
         SandboxRow {
@@ -443,12 +484,20 @@ mod tests {
     fn rows_outlive_the_process() {
         let (dir, index) = fresh();
         index.add_sandbox(&row("a", Some("x")), &EVENT).unwrap();
-        let change = StateChange { id: "a", state: SandboxState::Running, reason: None, isolation: Some("{\"a\":1}") };
+        let change = StateChange {
+            id: "a",
+            state: SandboxState::Running,
+            reason: None,
+            isolation: Some("{\"a\":1}"),
+        };
         index.set_state(&change, "boot", &EVENT).unwrap();
         drop(index);
         let index = Index::open(&dir.path().join("pando.db")).unwrap();
         let rows = index.sandboxes().unwrap();
-        assert_eq!((rows.len(), rows[0].state, rows[0].boot_id.as_str()), (1, SandboxState::Running, "boot"));
+        assert_eq!(
+            (rows.len(), rows[0].state, rows[0].boot_id.as_str()),
+            (1, SandboxState::Running, "boot")
+        );
         assert!(rows[0].started_at.is_some());
         assert_eq!(index.events("default", 1, 10).unwrap().len(), 1);
         assert!(index.events("other", 0, 10).unwrap().is_empty());
@@ -458,8 +507,15 @@ mod tests {
     fn a_name_is_free_again_after_removal() {
         let (_dir, index) = fresh();
         index.add_sandbox(&row("a", Some("x")), &EVENT).unwrap();
-        assert!(matches!(index.add_sandbox(&row("b", Some("x")), &EVENT), Err(IndexError::NameTaken)));
-        assert_eq!(index.events("default", 0, 10).unwrap().len(), 1, "the refused row left no event");
+        assert!(matches!(
+            index.add_sandbox(&row("b", Some("x")), &EVENT),
+            Err(IndexError::NameTaken)
+        ));
+        assert_eq!(
+            index.events("default", 0, 10).unwrap().len(),
+            1,
+            "the refused row left no event"
+        );
         index.add_sandbox(&row("c", None), &EVENT).unwrap();
         index.add_sandbox(&row("d", None), &EVENT).unwrap();
         index.remove_sandbox("a", &EVENT).unwrap();
@@ -469,11 +525,20 @@ mod tests {
     #[test]
     fn a_newer_schema_is_refused_in_one_sentence() {
         let (dir, index) = fresh();
-        index.lock().pragma_update(None, "user_version", SCHEMA_VERSION + 1).unwrap();
+        index
+            .lock()
+            .pragma_update(None, "user_version", SCHEMA_VERSION + 1)
+            .unwrap();
         drop(index);
         let path = dir.path().join("pando.db");
         let error = Index::open(&path).unwrap_err().to_string();
-        assert!(error.contains(&format!("has schema {}, this Pando knows {SCHEMA_VERSION}", SCHEMA_VERSION + 1)), "{error}");
+        assert!(
+            error.contains(&format!(
+                "has schema {}, this Pando knows {SCHEMA_VERSION}",
+                SCHEMA_VERSION + 1
+            )),
+            "{error}"
+        );
     }
 
     #[test]

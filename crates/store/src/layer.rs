@@ -54,10 +54,17 @@ impl Layer {
     /// The file cannot be read.
     pub fn describe(dir: &Path, file: &str) -> Result<Self, LayerError> {
         let path = dir.join(file);
-        let io = |source| LayerError::Io { path: path.clone(), source };
+        let io = |source| LayerError::Io {
+            path: path.clone(),
+            source,
+        };
         let length = std::fs::metadata(&path).map_err(io)?.len();
         let blake3 = hash_file(&path).map_err(io)?;
-        Ok(Self { file: file.to_owned(), length, blake3 })
+        Ok(Self {
+            file: file.to_owned(),
+            length,
+            blake3,
+        })
     }
 
     /// Compares length only: what every spawn can afford.
@@ -67,12 +74,19 @@ impl Layer {
     pub fn check_length(&self, dir: &Path) -> Result<(), LayerError> {
         let path = dir.join(&self.file);
         let found = std::fs::metadata(&path)
-            .map_err(|source| LayerError::Io { path: path.clone(), source })?
+            .map_err(|source| LayerError::Io {
+                path: path.clone(),
+                source,
+            })?
             .len();
         if found == self.length {
             Ok(())
         } else {
-            Err(LayerError::Length { path, found, expected: self.length })
+            Err(LayerError::Length {
+                path,
+                found,
+                expected: self.length,
+            })
         }
     }
 
@@ -83,9 +97,15 @@ impl Layer {
     pub fn verify(&self, dir: &Path) -> Result<(), LayerError> {
         self.check_length(dir)?;
         let path = dir.join(&self.file);
-        let found =
-            hash_file(&path).map_err(|source| LayerError::Io { path: path.clone(), source })?;
-        if found == self.blake3 { Ok(()) } else { Err(LayerError::Checksum { path }) }
+        let found = hash_file(&path).map_err(|source| LayerError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        if found == self.blake3 {
+            Ok(())
+        } else {
+            Err(LayerError::Checksum { path })
+        }
     }
 }
 

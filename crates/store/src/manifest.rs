@@ -57,11 +57,23 @@ impl Machine {
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let pairs = [
             ("vmm", self.vmm.clone(), other.vmm.clone()),
-            ("accelerator", self.accelerator.clone(), other.accelerator.clone()),
+            (
+                "accelerator",
+                self.accelerator.clone(),
+                other.accelerator.clone(),
+            ),
             ("CPU model", self.cpu_model.clone(), other.cpu_model.clone()),
-            ("TSC rate in kHz", self.tsc_khz.to_string(), other.tsc_khz.to_string()),
+            (
+                "TSC rate in kHz",
+                self.tsc_khz.to_string(),
+                other.tsc_khz.to_string(),
+            ),
             ("CPUs", self.cpus.to_string(), other.cpus.to_string()),
-            ("memory in MiB", self.memory_mib.to_string(), other.memory_mib.to_string()),
+            (
+                "memory in MiB",
+                self.memory_mib.to_string(),
+                other.memory_mib.to_string(),
+            ),
             ("machine", self.machine.clone(), other.machine.clone()),
             ("device set", self.devices.clone(), other.devices.clone()),
             ("kernel", self.kernel.clone(), other.kernel.clone()),
@@ -157,7 +169,9 @@ impl Manifest {
         let plain = |name: &str| {
             !name.is_empty()
                 && !name.starts_with('.')
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+                && name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
         match self.layers().find(|layer| !plain(&layer.file)) {
             Some(layer) => Err(ManifestError::FileName(layer.file.clone())),
@@ -172,7 +186,11 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     pub(crate) fn sample() -> Manifest {
-        let layer = |file: &str| Layer { file: file.into(), length: 3, blake3: "0".repeat(64) };
+        let layer = |file: &str| Layer {
+            file: file.into(),
+            length: 3,
+            blake3: "0".repeat(64),
+        };
         Manifest {
             kind: SnapshotKind::Ready,
             machine: Machine {
@@ -203,23 +221,34 @@ pub(crate) mod tests {
 
     #[test]
     fn a_newer_format_is_named() {
-        let text = String::from_utf8(sample().encode()).unwrap().replacen(" 1 ", " 2 ", 1);
+        let text = String::from_utf8(sample().encode())
+            .unwrap()
+            .replacen(" 1 ", " 2 ", 1);
         let error = Manifest::decode(text.as_bytes()).unwrap_err();
-        assert_eq!(error.to_string(), "the manifest has version 2, this program reads version 1");
+        assert_eq!(
+            error.to_string(),
+            "the manifest has version 2, this program reads version 1"
+        );
     }
 
     #[test]
     fn a_layer_may_not_be_a_path() {
         let mut manifest = sample();
         manifest.memory.file = "../memory".into();
-        assert!(matches!(Manifest::decode(&manifest.encode()), Err(ManifestError::FileName(_))));
+        assert!(matches!(
+            Manifest::decode(&manifest.encode()),
+            Err(ManifestError::FileName(_))
+        ));
     }
 
     #[test]
     fn differences_name_both_sides() {
         let mut other = sample().machine;
         other.memory_mib = 1024;
-        assert_eq!(sample().machine.differences(&other), ["memory in MiB: 512, not 1024"]);
+        assert_eq!(
+            sample().machine.differences(&other),
+            ["memory in MiB: 512, not 1024"]
+        );
     }
 
     proptest! {

@@ -30,12 +30,16 @@ impl SandboxDirs {
     /// The directory cannot be made.
     pub fn open(dir: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o711).create(dir)?;
-        Ok(Self { dir: dir.to_path_buf() })
+        Ok(Self {
+            dir: dir.to_path_buf(),
+        })
     }
 
     /// The directory of `id`, whether or not it is there.
     pub fn get(&self, id: &SandboxId) -> SandboxDir {
-        SandboxDir { dir: self.dir.join(id.as_str()) }
+        SandboxDir {
+            dir: self.dir.join(id.as_str()),
+        }
     }
 
     /// Makes the directory of a new sandbox, with an empty slot.
@@ -151,7 +155,10 @@ mod tests {
         let id = SandboxId::from_random([1; 19]);
         let made = dirs.create(&id).unwrap();
         made.link(&layer, "disk.0").unwrap();
-        assert_eq!(fs::metadata(made.slot().join("disk.0")).unwrap().ino(), fs::metadata(&layer).unwrap().ino());
+        assert_eq!(
+            fs::metadata(made.slot().join("disk.0")).unwrap().ino(),
+            fs::metadata(&layer).unwrap().ino()
+        );
         assert_eq!(dirs.list().unwrap(), [id]);
         made.remove().unwrap();
         made.remove().unwrap();

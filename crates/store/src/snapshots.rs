@@ -46,7 +46,11 @@ impl StoreError {
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_path_buf();
-    move |source| StoreError::Io { action, path, source }
+    move |source| StoreError::Io {
+        action,
+        path,
+        source,
+    }
 }
 
 /// A directory of published snapshots.
@@ -89,7 +93,9 @@ impl Snapshots {
                 fs::remove_dir_all(&path).map_err(io_error("remove", &path))?;
             }
         }
-        Ok(Self { dir: dir.to_path_buf() })
+        Ok(Self {
+            dir: dir.to_path_buf(),
+        })
     }
 
     /// Begins a snapshot. `unique` distinguishes those of one process.
@@ -97,16 +103,26 @@ impl Snapshots {
     /// # Errors
     /// The directory cannot be made.
     pub fn stage(&self, unique: &str) -> Result<Staging, StoreError> {
-        let dir = self.dir.join(format!("{STAGING}{}-{unique}", std::process::id()));
+        let dir = self
+            .dir
+            .join(format!("{STAGING}{}-{unique}", std::process::id()));
         fs::create_dir(&dir).map_err(io_error("create", &dir))?;
-        Ok(Staging { dir, published: false })
+        Ok(Staging {
+            dir,
+            published: false,
+        })
     }
 
     /// Makes a staged snapshot permanent under `key`; if another got there first, that one stays.
     ///
     /// # Errors
     /// A file cannot be written or synced; nothing is published then.
-    pub fn publish(&self, mut staging: Staging, key: &str, manifest: &Manifest) -> Result<Snapshot, StoreError> {
+    pub fn publish(
+        &self,
+        mut staging: Staging,
+        key: &str,
+        manifest: &Manifest,
+    ) -> Result<Snapshot, StoreError> {
         let target = self.path(key)?;
         for layer in manifest.layers() {
             seal(&staging.dir.join(&layer.file))?;
@@ -114,7 +130,8 @@ impl Snapshots {
         fault::point("snapshot.layers_written");
         let path = staging.dir.join(MANIFEST);
         let mut file = File::create_new(&path).map_err(io_error("create", &path))?;
-        file.write_all(&manifest.encode()).map_err(io_error("write", &path))?;
+        file.write_all(&manifest.encode())
+            .map_err(io_error("write", &path))?;
         drop(file);
         seal(&path)?;
         fault::point("snapshot.manifest_written");
@@ -122,12 +139,25 @@ impl Snapshots {
         fault::point("snapshot.before_rename");
         match fs::rename(&staging.dir, &target) {
             Ok(()) => staging.published = true,
-            Err(_) if target.join(MANIFEST).exists() => return self.get(key)?.ok_or_else(|| StoreError::Key(key.to_owned())),
-            Err(source) => return Err(StoreError::Io { action: "rename to", path: target, source }),
+            Err(_) if target.join(MANIFEST).exists() => {
+                return self
+                    .get(key)?
+                    .ok_or_else(|| StoreError::Key(key.to_owned()));
+            }
+            Err(source) => {
+                return Err(StoreError::Io {
+                    action: "rename to",
+                    path: target,
+                    source,
+                });
+            }
         }
         fault::point("snapshot.after_rename");
         sync_dir(&self.dir)?;
-        Ok(Snapshot { dir: target, manifest: manifest.clone() })
+        Ok(Snapshot {
+            dir: target,
+            manifest: manifest.clone(),
+        })
     }
 
     /// The snapshot under `key`, if there is one; its layers' lengths are checked.
@@ -140,13 +170,24 @@ impl Snapshots {
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(StoreError::Io { action: "open", path, source }),
+            Err(source) => {
+                return Err(StoreError::Io {
+                    action: "open",
+                    path,
+                    source,
+                });
+            }
         };
         let mut bytes = Vec::new();
-        file.take(manifest::MAX_BYTES).read_to_end(&mut bytes).map_err(io_error("read", &path))?;
-        let manifest = Manifest::decode(&bytes).map_err(|error| StoreError::Manifest(key.to_owned(), error))?;
+        file.take(manifest::MAX_BYTES)
+            .read_to_end(&mut bytes)
+            .map_err(io_error("read", &path))?;
+        let manifest = Manifest::decode(&bytes)
+            .map_err(|error| StoreError::Manifest(key.to_owned(), error))?;
         for layer in manifest.layers() {
-            layer.check_length(&dir).map_err(|error| StoreError::Layer(key.to_owned(), error))?;
+            layer
+                .check_length(&dir)
+                .map_err(|error| StoreError::Layer(key.to_owned(), error))?;
         }
         Ok(Some(Snapshot { dir, manifest }))
     }
@@ -159,7 +200,11 @@ impl Snapshots {
         let entries = fs::read_dir(&self.dir).map_err(io_error("read", &self.dir))?;
         let mut keys = Vec::new();
         for entry in entries {
-            let name = entry.map_err(io_error("read", &self.dir))?.file_name().to_string_lossy().into_owned();
+            let name = entry
+                .map_err(io_error("read", &self.dir))?
+                .file_name()
+                .to_string_lossy()
+                .into_owned();
             if !name.starts_with('.') {
                 keys.push(name);
             }
@@ -177,19 +222,31 @@ impl Snapshots {
         // The manifest goes first: a crash in between leaves what `open` sweeps.
         for path in [dir.join(MANIFEST)] {
             match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(error)),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error("remove", &path)(error));
+                }
                 _ => {}
             }
         }
         match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", &dir)(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error("remove", &dir)(error))
+            }
             _ => Ok(()),
         }
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, StoreError> {
-        let plain = !key.is_empty() && key.len() <= 128 && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        if plain { Ok(self.dir.join(key)) } else { Err(StoreError::Key(key.to_owned())) }
+        let plain = !key.is_empty()
+            && key.len() <= 128
+            && key
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if plain {
+            Ok(self.dir.join(key))
+        } else {
+            Err(StoreError::Key(key.to_owned()))
+        }
     }
 }
 
@@ -199,7 +256,9 @@ impl Snapshot {
     /// # Errors
     /// Names the first layer that differs.
     pub fn verify(&self) -> Result<(), LayerError> {
-        self.manifest.layers().try_for_each(|layer| layer.verify(&self.dir))
+        self.manifest
+            .layers()
+            .try_for_each(|layer| layer.verify(&self.dir))
     }
 
     /// Bytes its files take on disk.
@@ -225,7 +284,12 @@ impl Staging {
     pub fn adopt(&self, source: &Path, name: &str) -> Result<Layer, StoreError> {
         let target = self.dir.join(name);
         let from = File::open(source).map_err(io_error("open", source))?;
-        let to = File::options().read(true).write(true).create_new(true).open(&target).map_err(io_error("create", &target))?;
+        let to = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&target)
+            .map_err(io_error("create", &target))?;
         pando_sys::file::share_or_copy(&from, &to).map_err(io_error("write", &target))?;
         Layer::describe(&self.dir, name).map_err(|error| StoreError::Layer(name.to_owned(), error))
     }
@@ -242,7 +306,9 @@ impl Drop for Staging {
 
 /// Whether `name` is a staging directory whose process is gone.
 fn abandoned(name: &str) -> bool {
-    let Some(rest) = name.strip_prefix(STAGING) else { return false };
+    let Some(rest) = name.strip_prefix(STAGING) else {
+        return false;
+    };
     let process = rest.split('-').next().unwrap_or_default();
     process.parse::<u32>().map_or(true, |process| {
         process == std::process::id() || !Path::new("/proc").join(process.to_string()).exists()
@@ -252,12 +318,15 @@ fn abandoned(name: &str) -> bool {
 /// Makes a file's content durable and its inode read-only.
 fn seal(path: &Path) -> Result<(), StoreError> {
     let file = File::open(path).map_err(io_error("open", path))?;
-    file.set_permissions(Permissions::from_mode(0o444)).map_err(io_error("seal", path))?;
+    file.set_permissions(Permissions::from_mode(0o444))
+        .map_err(io_error("seal", path))?;
     file.sync_all().map_err(io_error("sync", path))
 }
 
 fn sync_dir(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(io_error("sync", dir))
 }
 
 #[cfg(test)]
@@ -283,10 +352,21 @@ mod tests {
         let snapshots = Snapshots::open(dir.path()).unwrap();
         let (staging, manifest) = staged(&snapshots, "a");
         snapshots.publish(staging, "key", &manifest).unwrap();
-        let found = Snapshots::open(dir.path()).unwrap().get("key").unwrap().unwrap();
+        let found = Snapshots::open(dir.path())
+            .unwrap()
+            .get("key")
+            .unwrap()
+            .unwrap();
         found.verify().unwrap();
         assert_eq!(found.manifest, manifest);
-        assert_eq!(fs::metadata(found.dir.join("memory")).unwrap().permissions().mode() & 0o777, 0o444);
+        assert_eq!(
+            fs::metadata(found.dir.join("memory"))
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o444
+        );
         assert_eq!(snapshots.keys().unwrap(), ["key"]);
     }
 
@@ -300,7 +380,10 @@ mod tests {
         let living = dir.path().join(format!("{STAGING}1-b"));
         fs::create_dir(&living).unwrap();
         Snapshots::open(dir.path()).unwrap();
-        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         assert_eq!(left, [living]);
     }
 
@@ -320,7 +403,10 @@ mod tests {
         let (second, mut other) = staged(&snapshots, "b");
         other.created_at_ms = 99;
         snapshots.publish(first, "key", &manifest).unwrap();
-        assert_eq!(snapshots.publish(second, "key", &other).unwrap().manifest, manifest);
+        assert_eq!(
+            snapshots.publish(second, "key", &other).unwrap().manifest,
+            manifest
+        );
     }
 
     #[test]
@@ -332,9 +418,18 @@ mod tests {
         let path = snapshot.dir.join("memory");
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         fs::write(&path, "Memory").unwrap();
-        assert!(snapshot.verify().unwrap_err().to_string().contains("memory` is corrupt"));
+        assert!(
+            snapshot
+                .verify()
+                .unwrap_err()
+                .to_string()
+                .contains("memory` is corrupt")
+        );
         fs::write(&path, "short").unwrap();
-        assert!(matches!(snapshots.get("key"), Err(StoreError::Layer(_, LayerError::Length { .. }))));
+        assert!(matches!(
+            snapshots.get("key"),
+            Err(StoreError::Layer(_, LayerError::Length { .. }))
+        ));
     }
 
     #[test]
@@ -342,7 +437,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::open(dir.path()).unwrap();
         for key in ["", "..", "a/b", "."] {
-            assert!(matches!(snapshots.get(key), Err(StoreError::Key(_))), "{key}");
+            assert!(
+                matches!(snapshots.get(key), Err(StoreError::Key(_))),
+                "{key}"
+            );
         }
     }
 }

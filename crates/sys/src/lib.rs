@@ -6,7 +6,8 @@
 //! | [`spawn`] | a child with chosen descriptors, identity and jail |
 //! | [`jail`] | landlock rulesets and seccomp filters |
 //! | [`memory`] | which pages of a VM are its own, and their contents |
-//! | [`file`] | reflinks, sparse copies, holes, durable folders |
+//! | [`mod@file`] | reflinks, sparse copies, holes, durable folders |
+//! | [`guest`] | what the agent does inside the VM |
 //! | [`socket`] | who is at the other end |
 //! | [`clock`] | the rate of the host's time stamp counter |
 //! | [`random`] | bytes from the kernel |
@@ -15,6 +16,7 @@
 
 pub mod clock;
 pub mod file;
+pub mod guest;
 pub mod jail;
 pub mod memory;
 pub mod random;

@@ -34,15 +34,25 @@ impl Answer {
 
     /// A header's value.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(found, _)| found == name)
+            .map(|(_, value)| value.as_str())
     }
 }
 
 impl Api {
     /// An endpoint with a key, or without.
     pub fn new(url: String, key: Option<String>) -> Self {
-        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT)).build();
-        Self { url, key, agent: config.into() }
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(TIMEOUT))
+            .build();
+        Self {
+            url,
+            key,
+            agent: config.into(),
+        }
     }
 
     /// `GET path`.
@@ -57,12 +67,22 @@ impl Api {
 
     /// `POST path` with a JSON body.
     pub fn post(&self, path: &str, body: &Value) -> Answer {
-        self.send("POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
+        self.send(
+            "POST",
+            path,
+            &[("content-type", "application/json")],
+            body.to_string().as_bytes(),
+        )
     }
 
     /// `PUT path` with raw bytes.
     pub fn put(&self, path: &str, body: &[u8]) -> Answer {
-        self.send("PUT", path, &[("content-type", "application/octet-stream")], body)
+        self.send(
+            "PUT",
+            path,
+            &[("content-type", "application/octet-stream")],
+            body,
+        )
     }
 
     /// `GET path`, whose body is left to be read bit by bit.
@@ -72,14 +92,18 @@ impl Api {
             Some(key) => request.header("authorization", format!("Bearer {key}")),
             None => request,
         };
-        let response = request.call().unwrap_or_else(|error| panic!("GET {path}: {error}"));
+        let response = request
+            .call()
+            .unwrap_or_else(|error| panic!("GET {path}: {error}"));
         assert_eq!(response.status().as_u16(), 200, "GET {path}");
         response.into_body().into_reader()
     }
 
     /// Any request.
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
-        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url));
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
@@ -87,15 +111,32 @@ impl Api {
             request = request.header(*name, *value);
         }
         let request = request.body(body.to_vec()).expect("a well-formed request");
-        let request = self.agent.configure_request(request).allow_non_standard_methods(true).build();
-        let mut response = self.agent.run(request).unwrap_or_else(|error| panic!("{method} {path}: {error}"));
-        let body = response.body_mut().with_config().limit(1 << 31).read_to_vec().expect("a whole body");
+        let request = self
+            .agent
+            .configure_request(request)
+            .allow_non_standard_methods(true)
+            .build();
+        let mut response = self
+            .agent
+            .run(request)
+            .unwrap_or_else(|error| panic!("{method} {path}: {error}"));
+        let body = response
+            .body_mut()
+            .with_config()
+            .limit(1 << 31)
+            .read_to_vec()
+            .expect("a whole body");
         Answer {
             status: response.status().as_u16(),
             headers: response
                 .headers()
                 .iter()
-                .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+                .map(|(name, value)| {
+                    (
+                        name.to_string(),
+                        String::from_utf8_lossy(value.as_bytes()).into_owned(),
+                    )
+                })
                 .collect(),
             text: String::from_utf8_lossy(&body).into_owned(),
             body,

@@ -59,11 +59,22 @@ impl World {
 
     /// A world with options.
     pub fn with(options: Options) -> Self {
-        let temporary = tempfile::Builder::new().prefix("pando-test-").tempdir().expect("a temporary directory");
-        let state_dir = options.state_dir.unwrap_or_else(|| temporary.path().join("state"));
+        let temporary = tempfile::Builder::new()
+            .prefix("pando-test-")
+            .tempdir()
+            .expect("a temporary directory");
+        let state_dir = options
+            .state_dir
+            .unwrap_or_else(|| temporary.path().join("state"));
         // Sandboxes' accounts must be able to pass through.
         open_to_all(temporary.path());
-        let mut world = Self { temporary, state_dir, daemon: None, env: options.env, address: String::new() };
+        let mut world = Self {
+            temporary,
+            state_dir,
+            daemon: None,
+            env: options.env,
+            address: String::new(),
+        };
         world.start_daemon();
         if !options.without_template {
             let made = world.run(["template", "bake", "base"].iter().chain(host_ca()));
@@ -76,16 +87,36 @@ impl World {
     pub fn start_daemon(&mut self) {
         assert!(self.daemon.is_none(), "the daemon is up");
         let mut command = Command::new(pando());
-        self.settings(&mut command).args(["serve", "--listen", "127.0.0.1:0"]);
-        let log = std::fs::File::options().create(true).append(true).open(self.log_path()).expect("a log");
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("`pando` starts");
+        self.settings(&mut command)
+            .args(["serve", "--listen", "127.0.0.1:0"]);
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("a log");
+        let mut daemon = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("`pando` starts");
         let stdout = daemon.stdout.take().expect("it is piped");
         self.daemon = Some(daemon);
         // Its one line on stdout is where it listens, printed once it answers.
         let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("the daemon says where it listens");
-        let address = line.trim().strip_prefix("http://").unwrap_or_default().to_owned();
-        assert!(!address.is_empty(), "the daemon did not start: {}", self.log());
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("the daemon says where it listens");
+        let address = line
+            .trim()
+            .strip_prefix("http://")
+            .unwrap_or_default()
+            .to_owned();
+        assert!(
+            !address.is_empty(),
+            "the daemon did not start: {}",
+            self.log()
+        );
         self.address = address;
     }
 
@@ -123,7 +154,10 @@ impl World {
 
     /// The admin key.
     pub fn key(&self) -> String {
-        std::fs::read_to_string(self.state_dir.join("admin.key")).expect("the admin key").trim().to_owned()
+        std::fs::read_to_string(self.state_dir.join("admin.key"))
+            .expect("the admin key")
+            .trim()
+            .to_owned()
     }
 
     /// The REST API, with the admin key.
@@ -134,7 +168,9 @@ impl World {
     /// A command with this world's settings; not run yet.
     pub fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(pando());
-        self.settings(&mut command).env("PANDO_URL", self.url()).args(args);
+        self.settings(&mut command)
+            .env("PANDO_URL", self.url())
+            .args(args);
         command
     }
 
@@ -144,9 +180,18 @@ impl World {
     }
 
     /// Runs `pando ARGS` with this on its stdin.
-    pub fn run_with_input<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>, input: &[u8]) -> Ran {
+    pub fn run_with_input<A: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+        input: &[u8],
+    ) -> Ran {
         let mut command = self.command(args);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("`pando` starts");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("`pando` starts");
         let mut stdin = child.stdin.take().expect("it is piped");
         let input = input.to_vec();
         // A program that does not read its input must not block the test.
@@ -176,12 +221,18 @@ impl World {
     pub fn sh(&self, id: &str, line: &str) -> String {
         let answer = self.exec(id, &json!({ "shell": line }));
         assert_eq!(answer["exit_code"], 0, "`{line}`: {answer}");
-        answer["stdout"].as_str().unwrap_or_default().trim_end_matches('\n').to_owned()
+        answer["stdout"]
+            .as_str()
+            .unwrap_or_default()
+            .trim_end_matches('\n')
+            .to_owned()
     }
 
     /// A blocking exec through REST, which must be answered with 200.
     pub fn exec(&self, id: &str, request: &Value) -> Value {
-        let answer = self.api().post(&format!("/v1/sandboxes/{id}/exec"), request);
+        let answer = self
+            .api()
+            .post(&format!("/v1/sandboxes/{id}/exec"), request);
         assert_eq!(answer.status, 200, "{request}: {}", answer.text);
         answer.json()
     }
@@ -209,20 +260,32 @@ impl World {
     /// The process id of a sandbox's shim.
     pub fn shim_pid(&self, id: &str) -> u32 {
         let text = std::fs::read_to_string(self.sandbox_dir(id).join("shim.pid")).expect("a shim");
-        text.split(' ').next().and_then(|pid| pid.parse().ok()).expect("a process id")
+        text.split(' ')
+            .next()
+            .and_then(|pid| pid.parse().ok())
+            .expect("a process id")
     }
 
     /// The process id of a sandbox's QEMU.
     pub fn vmm_pid(&self, id: &str) -> u32 {
         let shim = self.shim_pid(id);
-        let children = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
-        let direct = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        let children = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children"))
+            .unwrap_or_default();
+        let direct = children
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok());
         // QEMU is started by one of the shim's threads, not always by the first.
-        direct.or_else(|| child_of(shim)).expect("the shim has a child")
+        direct
+            .or_else(|| child_of(shim))
+            .expect("the shim has a child")
     }
 
     fn settings<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        command.env("PANDO_STATE_DIR", &self.state_dir).env_remove("PANDO_API_KEY").env_remove("PANDO_URL");
+        command
+            .env("PANDO_STATE_DIR", &self.state_dir)
+            .env_remove("PANDO_API_KEY")
+            .env_remove("PANDO_URL");
         for (name, value) in &self.env {
             command.env(name, value);
         }
@@ -240,7 +303,9 @@ impl World {
 
     fn print_logs(&self) {
         eprintln!("--- daemon.log\n{}", tail(&self.log_path()));
-        let Ok(sandboxes) = std::fs::read_dir(self.state_dir.join("v1/sandboxes")) else { return };
+        let Ok(sandboxes) = std::fs::read_dir(self.state_dir.join("v1/sandboxes")) else {
+            return;
+        };
         for sandbox in sandboxes.flatten() {
             for name in ["shim.log", "console.log"] {
                 let path = sandbox.path().join(name);
@@ -270,9 +335,15 @@ impl Drop for World {
         // A daemon that a test killed left its shims: they go by their files.
         if let Ok(sandboxes) = std::fs::read_dir(self.state_dir.join("v1/sandboxes")) {
             for sandbox in sandboxes.flatten() {
-                let pid = std::fs::read_to_string(sandbox.path().join("shim.pid")).unwrap_or_default();
+                let pid =
+                    std::fs::read_to_string(sandbox.path().join("shim.pid")).unwrap_or_default();
                 if let Some(pid) = pid.split(' ').next().filter(|pid| !pid.is_empty()) {
-                    drop(Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status());
+                    drop(
+                        Command::new("kill")
+                            .args(["-9", pid])
+                            .stderr(Stdio::null())
+                            .status(),
+                    );
                 }
             }
         }
@@ -282,22 +353,31 @@ impl Drop for World {
 /// The option that lets guests reach package indexes behind a proxy that only the host
 /// trusts, where that is how the machine is set up.
 fn host_ca() -> impl Iterator<Item = &'static &'static str> {
-    std::env::var_os("PANDO_TEST_HOST_CA").map(|_| &"--host-ca").into_iter()
+    std::env::var_os("PANDO_TEST_HOST_CA")
+        .map(|_| &"--host-ca")
+        .into_iter()
 }
 
 fn child_of(parent: u32) -> Option<u32> {
     let is_child = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let after_name = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+        let after_name = stat
+            .rsplit_once(')')
+            .map(|(_, rest)| rest.to_owned())
+            .unwrap_or_default();
         after_name.split_whitespace().nth(1) == Some(&parent.to_string())
     };
     let processes = std::fs::read_dir("/proc").ok()?;
-    processes.flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).find(is_child)
+    processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_string_lossy().parse().ok())
+        .find(is_child)
 }
 
 fn open_to_all(path: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711)).expect("its mode can be set");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711))
+        .expect("its mode can be set");
 }
 
 /// The last 20 KiB of a file.

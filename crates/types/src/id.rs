@@ -100,7 +100,13 @@ mod tests {
 
     #[test]
     fn malformed_ids_are_refused() {
-        for text in ["", "s", "S1234567890123456789", "s123456789012345678!", "s12345678901234567890"] {
+        for text in [
+            "",
+            "s",
+            "S1234567890123456789",
+            "s123456789012345678!",
+            "s12345678901234567890",
+        ] {
             assert!(text.parse::<SandboxId>().is_err(), "{text}");
         }
     }

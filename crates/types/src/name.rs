@@ -47,7 +47,9 @@ impl FromStr for Name {
                 .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         if !well_formed {
             // Long or binary input is not echoed whole.
-            return Err(NameError::Malformed(text.chars().take(MAX_LENGTH).collect()));
+            return Err(NameError::Malformed(
+                text.chars().take(MAX_LENGTH).collect(),
+            ));
         }
         if is_id_shaped(text) {
             return Err(NameError::IdShaped(text.to_owned()));
@@ -84,7 +86,10 @@ impl FromStr for TemplateRef {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let (name, tag) = text.split_once(':').unwrap_or((text, Self::DEFAULT_TAG));
-        Ok(Self { name: name.parse()?, tag: tag.parse()? })
+        Ok(Self {
+            name: name.parse()?,
+            tag: tag.parse()?,
+        })
     }
 }
 
@@ -108,16 +113,25 @@ mod tests {
             assert!(good.parse::<Name>().is_ok(), "{good}");
         }
         for bad in ["", "-a", ".a", "a/b", "a b", "ä", "a\n", &"x".repeat(129)] {
-            assert!(matches!(bad.parse::<Name>(), Err(NameError::Malformed(_))), "{bad}");
+            assert!(
+                matches!(bad.parse::<Name>(), Err(NameError::Malformed(_))),
+                "{bad}"
+            );
         }
-        assert!(matches!("s1234567890123456789".parse::<Name>(), Err(NameError::IdShaped(_))));
+        assert!(matches!(
+            "s1234567890123456789".parse::<Name>(),
+            Err(NameError::IdShaped(_))
+        ));
         assert!(matches!("ls".parse::<Name>(), Err(NameError::Reserved(_))));
     }
 
     #[test]
     fn a_template_reference_has_a_tag() {
         let plain: TemplateRef = "base".parse().unwrap();
-        assert_eq!((plain.tag.as_str(), plain.to_string().as_str()), ("latest", "base"));
+        assert_eq!(
+            (plain.tag.as_str(), plain.to_string().as_str()),
+            ("latest", "base")
+        );
         let tagged: TemplateRef = "base:v2".parse().unwrap();
         assert_eq!(tagged.to_string(), "base:v2");
         assert!("base:".parse::<TemplateRef>().is_err());

@@ -28,7 +28,10 @@ pub struct Size {
 
 impl Size {
     /// The size of a sandbox when none is asked for.
-    pub const DEFAULT: Self = Self { cpus: 1, memory_mib: 512 };
+    pub const DEFAULT: Self = Self {
+        cpus: 1,
+        memory_mib: 512,
+    };
 
     /// A size from the list.
     ///

@@ -20,7 +20,13 @@ pub enum SandboxState {
 
 impl SandboxState {
     /// Every state.
-    pub const ALL: [Self; 5] = [Self::Creating, Self::Running, Self::Stopping, Self::Stopped, Self::Failed];
+    pub const ALL: [Self; 5] = [
+        Self::Creating,
+        Self::Running,
+        Self::Stopping,
+        Self::Stopped,
+        Self::Failed,
+    ];
 
     /// The state's word in the API and the database.
     pub fn as_str(self) -> &'static str {
@@ -44,6 +50,9 @@ impl FromStr for SandboxState {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or(())
+        Self::ALL
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or(())
     }
 }

@@ -89,8 +89,8 @@ pub enum VmmError {
     /// A path cannot be passed to the VMM.
     #[error("`{}` is not valid UTF-8, which QEMU's commands need", .0.display())]
     Path(PathBuf),
-    /// A file could not be made.
-    #[error("`{}` cannot be created", path.display())]
+    /// A file could not be made or opened.
+    #[error("`{}` cannot be opened", path.display())]
     File {
         /// The file.
         path: PathBuf,

@@ -52,11 +52,10 @@ pub trait Vmm: Send + Sync {
     /// Whether the VM executes.
     fn run_state(&self) -> impl Future<Output = Result<RunState, VmmError>> + Send;
 
-    /// Writes the state of all devices, without the memory, to a new file in
-    /// the slot. Only while the VM is stopped. Not yet durable.
+    /// Writes the state of all devices, without the memory, to a new file. Only while the VM is stopped. Not yet durable.
     fn save_device_state(&self, path: &Path) -> impl Future<Output = Result<(), VmmError>> + Send;
 
-    /// Opens an empty disk layer in the slot, so that switching to it takes no
+    /// Opens an empty disk layer, so that switching to it takes no
     /// time. Before the pause.
     fn prepare_disk_overlay(
         &self,

@@ -6,7 +6,13 @@
 
 pub mod channel;
 
-#[allow(missing_docs, unreachable_pub, clippy::all, rust_2018_idioms)]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    rust_2018_idioms
+)]
 mod generated {
     include!("generated/mod.rs");
 }

@@ -40,7 +40,10 @@ fn fifty_stalled_downloads_do_not_slow_an_exec() {
         })
         .collect();
     let (during, longest) = exec_times(&world, &id, 30);
-    assert!(during < before * 2 + Duration::from_millis(30), "{before:?} before, {during:?} during");
+    assert!(
+        during < before * 2 + Duration::from_millis(30),
+        "{before:?} before, {during:?} during"
+    );
     assert!(longest < Duration::from_secs(3), "{longest:?}");
     drop(stalled);
     world.sh(&id, "true");
@@ -51,14 +54,23 @@ fn a_hundred_children_of_a_snapshot_in_the_middle_of_a_download_all_answer() {
     let world = World::start();
     let id = world.create();
     world.sh(&id, "truncate -s 1G ~/big; echo 7 > /dev/shm/kept");
-    let mut body = world.api().open(&format!("/v1/sandboxes/{id}/files?path=/home/user/big"));
+    let mut body = world
+        .api()
+        .open(&format!("/v1/sandboxes/{id}/files?path=/home/user/big"));
     body.read_exact(&mut vec![0; 8 << 20]).unwrap();
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let source = world.sandbox_dir(&id);
     let taken = runtime.block_on(async {
-        let client = ShimClient::connect(&source.join("shim.sock")).await.unwrap();
-        client.rpc.snapshot(SnapshotRequest::default()).await.unwrap().into_owned()
+        let client = ShimClient::connect(&source.join("shim.sock"))
+            .await
+            .unwrap();
+        client
+            .rpc
+            .snapshot(SnapshotRequest::default())
+            .await
+            .unwrap()
+            .into_owned()
     });
     assert!(!taken.forced, "the guest did not come to rest");
     assert!(taken.dirty_pages > 0);
@@ -67,10 +79,21 @@ fn a_hundred_children_of_a_snapshot_in_the_middle_of_a_download_all_answer() {
     fs::create_dir(&children).unwrap();
     // Eight at a time, since the machine has not the memory for a hundred.
     for batch in 0..13 {
-        let batch: Vec<_> = (0..8).map(|number| batch * 8 + number).filter(|number| *number < 100).collect();
-        let started: Vec<_> = batch.iter().map(|number| ChildShim::start(&children, *number, &source, &taken)).collect();
+        let batch: Vec<_> = (0..8)
+            .map(|number| batch * 8 + number)
+            .filter(|number| *number < 100)
+            .collect();
+        let started: Vec<_> = batch
+            .iter()
+            .map(|number| ChildShim::start(&children, *number, &source, &taken))
+            .collect();
         for child in &started {
-            assert_eq!(runtime.block_on(child.answer()), "7\n", "child {}", child.dir.display());
+            assert_eq!(
+                runtime.block_on(child.answer()),
+                "7\n",
+                "child {}",
+                child.dir.display()
+            );
         }
     }
 
@@ -100,18 +123,25 @@ impl ChildShim {
         fs::create_dir_all(&slot).unwrap();
         let mut links = vec![
             (taken.memory_file.clone(), spec::MEMORY.to_owned()),
-            (taken.device_state_file.clone(), spec::DEVICE_STATE.to_owned()),
+            (
+                taken.device_state_file.clone(),
+                spec::DEVICE_STATE.to_owned(),
+            ),
             (spec::ROOT.to_owned(), spec::ROOT.to_owned()),
         ];
         links.extend((0..3).map(|index| (spec::disk(index), spec::disk(index))));
         for (file, name) in links {
             fs::hard_link(from.join(file), slot.join(name)).unwrap();
         }
-        let parent: ShimSpec = serde_json::from_slice(&fs::read(source.join("spec.json")).unwrap()).unwrap();
+        let parent: ShimSpec =
+            serde_json::from_slice(&fs::read(source.join("spec.json")).unwrap()).unwrap();
         let spec = ShimSpec {
             sandbox_id: format!("child{number}"),
             hostname: format!("child{number}"),
-            begin: Begin::Spawn { clean_barrier: !taken.forced, mount: false },
+            begin: Begin::Spawn {
+                clean_barrier: !taken.forced,
+                mount: false,
+            },
             disks: 4,
             ..parent
         };
@@ -130,11 +160,26 @@ impl ChildShim {
 
     /// What a program in it says, once it answers.
     async fn answer(&self) -> String {
-        let client = ShimClient::connect(&self.dir.join("shim.sock")).await.unwrap();
-        let ready = client.rpc.ready(shim::ReadyRequest::default()).await.unwrap().into_owned();
+        let client = ShimClient::connect(&self.dir.join("shim.sock"))
+            .await
+            .unwrap();
+        let ready = client
+            .rpc
+            .ready(shim::ReadyRequest::default())
+            .await
+            .unwrap()
+            .into_owned();
         assert_eq!(ready.state, State::STATE_RUNNING, "{}", ready.cause);
-        let command = shim::Command { argv: vec!["cat".into(), "/dev/shm/kept".into()], timeout_ms: 60_000, ..Default::default() };
-        let request = shim::ExecRequest { command: command.into(), output_limit_bytes: 1 << 20, ..Default::default() };
+        let command = shim::Command {
+            argv: vec!["cat".into(), "/dev/shm/kept".into()],
+            timeout_ms: 60_000,
+            ..Default::default()
+        };
+        let request = shim::ExecRequest {
+            command: command.into(),
+            output_limit_bytes: 1 << 20,
+            ..Default::default()
+        };
         let response = client.rpc.exec(request).await.unwrap().into_owned();
         String::from_utf8(response.stdout).unwrap()
     }

@@ -19,10 +19,19 @@ fn clones_share_neither_entropy_nor_identity_and_know_the_time() {
             assert!(seen.insert(word.clone()), "two clones have {word}");
         }
         assert_eq!(world.sh(id, "hostname"), *id);
-        let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let before = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs_f64();
         let guest: f64 = world.sh(id, "date +%s.%N").parse().unwrap();
-        let after = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-        assert!(before - 0.05 <= guest && guest <= after + 0.05, "guest {guest}, host {before} to {after}");
+        let after = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs_f64();
+        assert!(
+            before - 0.05 <= guest && guest <= after + 0.05,
+            "guest {guest}, host {before} to {after}"
+        );
     }
 }
 
@@ -39,14 +48,20 @@ fn guest_time_runs_as_fast_as_the_hosts() {
     let (second, ended) = read();
     let host = ended.duration_since(started).unwrap().as_secs_f64();
     let ratio = (second - first) / host;
-    assert!((0.97..1.03).contains(&ratio), "guest time ran {ratio} times as fast");
+    assert!(
+        (0.97..1.03).contains(&ratio),
+        "guest time ran {ratio} times as fast"
+    );
 }
 
 #[test]
 fn what_one_sandbox_writes_no_other_sees() {
     let world = World::start();
     let one = world.create();
-    world.sh(&one, "echo secret > ~/file; sudo sh -c 'echo x >> /etc/hosts'");
+    world.sh(
+        &one,
+        "echo secret > ~/file; sudo sh -c 'echo x >> /etc/hosts'",
+    );
     let two = world.create();
     assert_eq!(world.sh(&two, "ls ~; grep -c '^x' /etc/hosts || true"), "0");
 }
@@ -56,9 +71,18 @@ fn a_sandbox_says_what_isolates_it() {
     let world = World::start();
     let id = world.create();
     let isolation = world.inspect(&id)["isolation"].clone();
-    assert!(isolation["vmm"].as_str().unwrap().starts_with("qemu "), "{isolation}");
-    assert!(["kvm", "tcg"].contains(&isolation["accelerator"].as_str().unwrap()), "{isolation}");
-    assert!(!isolation["reason"].as_str().unwrap().is_empty(), "{isolation}");
+    assert!(
+        isolation["vmm"].as_str().unwrap().starts_with("qemu "),
+        "{isolation}"
+    );
+    assert!(
+        ["kvm", "tcg"].contains(&isolation["accelerator"].as_str().unwrap()),
+        "{isolation}"
+    );
+    assert!(
+        !isolation["reason"].as_str().unwrap().is_empty(),
+        "{isolation}"
+    );
     let layers = isolation["layers"].to_string();
     for layer in ["seccomp", "landlock"] {
         assert!(layers.contains(layer), "{layer} is missing in {layers}");

@@ -11,9 +11,25 @@ fn the_base_template_is_debian_13_with_the_promised_tools() {
     for tool in ["python3", "pip", "git", "curl", "ps", "sudo", "bash"] {
         world.sh(&id, &format!("command -v {tool}"));
     }
-    assert_eq!(world.sh(&id, "python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(6*7)'"), "42");
-    assert_eq!(world.sh(&id, "ls /lib/modules/$(uname -r) >/dev/null && echo modules"), "modules");
-    assert_eq!(world.sh(&id, "sudo cut -d: -f2 /etc/shadow | grep -c '^\\$' || true"), "0", "an account has a password");
+    assert_eq!(
+        world.sh(
+            &id,
+            "python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(6*7)'"
+        ),
+        "42"
+    );
+    assert_eq!(
+        world.sh(
+            &id,
+            "ls /lib/modules/$(uname -r) >/dev/null && echo modules"
+        ),
+        "modules"
+    );
+    assert_eq!(
+        world.sh(&id, "sudo cut -d: -f2 /etc/shadow | grep -c '^\\$' || true"),
+        "0",
+        "an account has a password"
+    );
 }
 
 #[test]
@@ -33,9 +49,24 @@ w.writestr("hello-1.dist-info/entry_points.txt", "[console_scripts]\nhello-cmd =
 w.writestr("hello-1.dist-info/RECORD", "hello/__init__.py,,\nhello-1.dist-info/METADATA,,\nhello-1.dist-info/WHEEL,,\nhello-1.dist-info/entry_points.txt,,\nhello-1.dist-info/RECORD,,\n")
 w.close()
 P"#);
-    world.sh(&id, "pip install --no-index /tmp/w/hello-1-py3-none-any.whl");
-    assert_eq!(world.sh(&id, "hello-cmd; python3 -c 'import hello; print(hello.__file__.startswith(\"/home/user\"))'"), "hello from wheel\nTrue");
-    assert_eq!(world.sh(&id, "sudo /usr/bin/python3 -c 'import hello' 2>&1 | tail -n 1"), "ModuleNotFoundError: No module named 'hello'");
+    world.sh(
+        &id,
+        "pip install --no-index /tmp/w/hello-1-py3-none-any.whl",
+    );
+    assert_eq!(
+        world.sh(
+            &id,
+            "hello-cmd; python3 -c 'import hello; print(hello.__file__.startswith(\"/home/user\"))'"
+        ),
+        "hello from wheel\nTrue"
+    );
+    assert_eq!(
+        world.sh(
+            &id,
+            "sudo /usr/bin/python3 -c 'import hello' 2>&1 | tail -n 1"
+        ),
+        "ModuleNotFoundError: No module named 'hello'"
+    );
     world.sh(&id, "pip uninstall -y hello");
 }
 
@@ -46,5 +77,8 @@ fn the_network_refuses_at_once_instead_of_hanging() {
     let answer = world.exec(&id, &json!({ "shell": "ip -4 addr show eth0 | grep -o 'inet [0-9.]*/[0-9]*'; curl -sS -m 20 http://192.0.2.1/; echo $?; getent hosts example.org; echo $?", "timeout_s": 60 }));
     let said = answer["stdout"].as_str().unwrap();
     assert_eq!(said, "inet 10.0.2.15/24\n7\n2\n", "{answer}");
-    assert!(answer["duration_ms"].as_f64().unwrap() < 15_000.0, "{answer}");
+    assert!(
+        answer["duration_ms"].as_f64().unwrap() < 15_000.0,
+        "{answer}"
+    );
 }

@@ -11,14 +11,34 @@ fn a_stopped_sandbox_keeps_its_disk_and_boots_anew() {
     let machine_id = world.sh(&id, "cat /etc/machine-id");
     world.ok(["stop", "keeper"]);
     assert_eq!(world.inspect(&id)["state"], "stopped");
-    assert!(!std::path::Path::new(&format!("/proc/{}", world.shim_pid(&id))).join("exe").exists(), "no process is left");
-    let refused = world.api().post(&format!("/v1/sandboxes/{id}/exec"), &json!({ "argv": ["true"] }));
-    assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("wrong_state")));
+    assert!(
+        !std::path::Path::new(&format!("/proc/{}", world.shim_pid(&id)))
+            .join("exe")
+            .exists(),
+        "no process is left"
+    );
+    let refused = world.api().post(
+        &format!("/v1/sandboxes/{id}/exec"),
+        &json!({ "argv": ["true"] }),
+    );
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["code"]),
+        (409, &json!("wrong_state"))
+    );
 
     world.ok(["start", "keeper"]);
     assert_eq!(world.inspect(&id)["state"], "running");
-    assert_eq!(world.sh(&id, "cat ~/file /etc/mine; echo $A; hostname; cat /etc/machine-id"), format!("kept\nroot\n1\n{id}\n{machine_id}"));
-    assert_eq!(world.sh(&id, "ls /dev/shm; pgrep -x sleep || echo none"), "none");
+    assert_eq!(
+        world.sh(
+            &id,
+            "cat ~/file /etc/mine; echo $A; hostname; cat /etc/machine-id"
+        ),
+        format!("kept\nroot\n1\n{id}\n{machine_id}")
+    );
+    assert_eq!(
+        world.sh(&id, "ls /dev/shm; pgrep -x sleep || echo none"),
+        "none"
+    );
     // Twice, since the second start has a journal of the first's making.
     world.ok(["stop", &id]);
     world.ok(["start", &id]);
@@ -33,7 +53,10 @@ fn rm_leaves_no_process_no_file_and_no_row() {
     let (shim, vmm) = (world.shim_pid(&id), world.vmm_pid(&id));
     world.ok(["rm", &id]);
     for pid in [shim, vmm] {
-        assert!(!std::path::Path::new(&format!("/proc/{pid}/exe")).exists(), "{pid} lives on");
+        assert!(
+            !std::path::Path::new(&format!("/proc/{pid}/exe")).exists(),
+            "{pid} lives on"
+        );
     }
     assert!(!world.sandbox_dir(&id).exists());
     let again = world.run(["rm", &id]);
@@ -51,13 +74,20 @@ fn a_killed_daemon_finds_its_sandboxes_again() {
     world.ok(["stop", &stopped]);
     let dead = world.create();
     world.kill_daemon();
-    drop(std::process::Command::new("kill").args(["-9", &world.shim_pid(&dead).to_string()]).status());
+    drop(
+        std::process::Command::new("kill")
+            .args(["-9", &world.shim_pid(&dead).to_string()])
+            .status(),
+    );
     world.start_daemon();
     assert_eq!(world.sh(&id, &format!("cat /proc/{pid}/comm")), "sleep");
     assert_eq!(world.inspect(&stopped)["state"], "stopped");
     let failed = world.inspect(&dead);
     assert_eq!(failed["state"], "failed");
-    assert!(failed["state_reason"].as_str().unwrap().contains("shim"), "{failed}");
+    assert!(
+        failed["state_reason"].as_str().unwrap().contains("shim"),
+        "{failed}"
+    );
     world.ok(["start", &stopped]);
     assert_eq!(world.sh(&stopped, "echo up"), "up");
 }
@@ -67,7 +97,10 @@ fn a_second_daemon_on_the_same_state_is_refused() {
     let world = World::start();
     let second = world.run(["serve", "--listen", "127.0.0.1:0"]);
     assert_ne!(second.code, 0);
-    assert!(second.stderr.contains("a daemon already runs"), "{second:?}");
+    assert!(
+        second.stderr.contains("a daemon already runs"),
+        "{second:?}"
+    );
 }
 
 #[test]
@@ -77,7 +110,22 @@ fn events_tell_a_sandboxs_life() {
     world.ok(["stop", &id]);
     world.ok(["rm", &id]);
     let events = world.api().get("/v1/events?after=0&limit=100").json();
-    let kinds: Vec<_> = events["events"].as_array().unwrap().iter()
-        .filter(|event| event["subject"] == *id).map(|event| event["kind"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(kinds, ["sandbox.creating", "sandbox.running", "sandbox.stopping", "sandbox.stopped", "sandbox.removed"], "{events}");
+    let kinds: Vec<_> = events["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["subject"] == *id)
+        .map(|event| event["kind"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "sandbox.creating",
+            "sandbox.running",
+            "sandbox.stopping",
+            "sandbox.stopped",
+            "sandbox.removed"
+        ],
+        "{events}"
+    );
 }

@@ -1,5 +1,6 @@
-//! Two cgroups: `user` for everything that is not the agent, limited so that the
-//! agent and the kernel always have room, and `agent`.
+//! Three cgroups: `user` for everything that is not the agent, limited so that the
+//! agent and the kernel always have room; `hooks` for what runs while `user` is
+//! frozen; and `agent`.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -28,8 +29,9 @@ const MAX_PROCESSES: u64 = 16384;
 const AGENT_CPU_WEIGHT: &str = "10000";
 
 /// The cgroup of user processes, everything it takes to freeze it already open.
-pub struct UserCgroup {
+pub(crate) struct UserCgroup {
     folder: OwnedFd,
+    hooks: OwnedFd,
     freeze: File,
     events: File,
     processes: File,
@@ -37,11 +39,11 @@ pub struct UserCgroup {
 }
 
 impl UserCgroup {
-    /// Makes both cgroups and moves this process into its own.
+    /// Makes the cgroups and moves this process into its own.
     ///
     /// # Errors
     /// The kernel lacks cgroup v2 or its freezer.
-    pub fn create(memory_total_bytes: u64) -> Result<Self> {
+    pub(crate) fn create(memory_total_bytes: u64) -> Result<Self> {
         let root = Path::new(CGROUPS);
         for controller in ["memory", "pids", "cpu", "io"] {
             let control = root.join("cgroup.subtree_control");
@@ -49,25 +51,31 @@ impl UserCgroup {
                 log!("no {controller} controller: {error}");
             }
         }
-        let (agent, user) = (root.join("agent"), root.join("user"));
-        for folder in [&agent, &user] {
+        let [agent, user, hooks] = ["agent", "user", "hooks"].map(|name| root.join(name));
+        for folder in [&agent, &user, &hooks] {
             fs::create_dir_all(folder).context("cannot make a cgroup")?;
         }
         fs::write(agent.join("cgroup.procs"), "0").context("cannot enter the agent's cgroup")?;
         let limits = [
             (agent.join("cpu.weight"), AGENT_CPU_WEIGHT.to_owned()),
-            (user.join("memory.max"), memory_max(memory_total_bytes).to_string()),
-            (user.join("pids.max"), pids_max(memory_total_bytes).to_string()),
+            (
+                user.join("memory.max"),
+                memory_max(memory_total_bytes).to_string(),
+            ),
+            (
+                user.join("pids.max"),
+                pids_max(memory_total_bytes).to_string(),
+            ),
         ];
         for (file, value) in limits {
             if let Err(error) = fs::write(&file, value) {
                 log!("cannot set {}: {error}", file.display());
             }
         }
-        Self::open(&user)
+        Self::open(&user, &hooks)
     }
 
-    fn open(folder: &Path) -> Result<Self> {
+    fn open(folder: &Path, hooks: &Path) -> Result<Self> {
         let file = |name: &str, write: bool| {
             let mut options = File::options();
             let opened = options.read(!write).write(write).open(folder.join(name));
@@ -76,6 +84,7 @@ impl UserCgroup {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         Ok(Self {
             folder: rustix::fs::open(folder, flags, Mode::empty())?,
+            hooks: rustix::fs::open(hooks, flags, Mode::empty())?,
             freeze: file("cgroup.freeze", true)?,
             events: file("cgroup.events", false)?,
             processes: file("cgroup.procs", false)?,
@@ -84,8 +93,13 @@ impl UserCgroup {
     }
 
     /// The folder to start processes into.
-    pub fn folder(&self) -> BorrowedFd<'_> {
+    pub(crate) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
+    }
+
+    /// The folder to start resume hooks into.
+    pub(crate) fn hooks_folder(&self) -> BorrowedFd<'_> {
+        self.hooks.as_fd()
     }
 
     /// Freezes all user processes and waits until they are. After `limit` returns
@@ -93,7 +107,7 @@ impl UserCgroup {
     ///
     /// # Errors
     /// The cgroup is gone: guest root removed it.
-    pub async fn freeze(&self, limit: Duration) -> std::io::Result<Vec<u32>> {
+    pub(crate) async fn freeze(&self, limit: Duration) -> std::io::Result<Vec<u32>> {
         (&self.freeze).write_all(b"1")?;
         let deadline = Instant::now() + limit;
         let mut pause = Duration::from_millis(1);
@@ -104,7 +118,7 @@ impl UserCgroup {
                 return Ok(Vec::new());
             }
             if Instant::now() >= deadline {
-                return Ok(self.uninterruptible()?);
+                return self.uninterruptible();
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(50));
@@ -115,7 +129,7 @@ impl UserCgroup {
     ///
     /// # Errors
     /// The cgroup is gone: guest root removed it.
-    pub fn thaw(&self) -> std::io::Result<()> {
+    pub(crate) fn thaw(&self) -> std::io::Result<()> {
         (&self.freeze).write_all(b"0")
     }
 
@@ -123,7 +137,7 @@ impl UserCgroup {
     ///
     /// # Errors
     /// The cgroup is gone: guest root removed it.
-    pub fn process_ids(&self) -> std::io::Result<Vec<u32>> {
+    pub(crate) fn process_ids(&self) -> std::io::Result<Vec<u32>> {
         let ids = self.read(&self.processes)?;
         Ok(ids.lines().filter_map(|line| line.parse().ok()).collect())
     }
@@ -132,7 +146,7 @@ impl UserCgroup {
     ///
     /// # Errors
     /// The cgroup is gone: guest root removed it.
-    pub fn kill(&self) -> std::io::Result<()> {
+    pub(crate) fn kill(&self) -> std::io::Result<()> {
         (&self.kill).write_all(b"1")
     }
 

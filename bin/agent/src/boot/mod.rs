@@ -6,7 +6,7 @@
 //!    └─ pando.bake=ready ───────▶ root ◀─────────────────────────────┘
 //! ```
 
-pub mod cgroups;
+pub(crate) mod cgroups;
 mod modules;
 mod mounts;
 mod network;
@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-pub use root::{Root, assemble, write_if_changed};
+pub(crate) use root::{Root, assemble, write_if_changed};
 
 /// How far a cold boot goes before it waits for HELLO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bake {
+pub(crate) enum Bake {
     /// The root is assembled.
     Ready,
     /// The writable disk is not opened yet.
@@ -44,7 +44,7 @@ impl Bake {
 ///
 /// # Errors
 /// A kernel that lacks what every sandbox needs.
-pub fn early() -> Result<Bake> {
+pub(crate) fn early() -> Result<Bake> {
     mounts::mount_early().context("cannot mount the kernel's file systems")?;
     crate::log::open();
     modules::load_all()?;
@@ -78,7 +78,10 @@ mod tests {
     #[test]
     fn the_command_line_says_how_far_to_go() {
         let bake = Bake::from_command_line;
-        assert_eq!(bake("quiet pando.bake=pre-mount panic=-1\n"), Bake::PreMount);
+        assert_eq!(
+            bake("quiet pando.bake=pre-mount panic=-1\n"),
+            Bake::PreMount
+        );
         assert_eq!(bake("quiet pando.bake=ready"), Bake::Ready);
         assert_eq!(bake("quiet"), Bake::Ready);
     }

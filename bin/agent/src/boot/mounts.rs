@@ -80,7 +80,13 @@ pub(super) fn mount_early() -> Result<()> {
     for entry in &EARLY {
         // sysfs has its own mount points and allows no others.
         let _ = create_dir_all(entry.target);
-        match mount(entry.source, entry.target, entry.kind, entry.flags, entry.data) {
+        match mount(
+            entry.source,
+            entry.target,
+            entry.kind,
+            entry.flags,
+            entry.data,
+        ) {
             // The kernel mounts devtmpfs by itself where it is built to.
             Ok(()) | Err(Errno::BUSY) => {}
             Err(error) => return Err(error).with_context(|| entry.target.to_owned()),

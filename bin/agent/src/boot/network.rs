@@ -19,7 +19,11 @@ pub(super) fn bring_up() {
     if let Err(error) = net::set_up("lo") {
         log!("cannot bring up lo: {error}");
     }
-    let present = || std::path::Path::new("/sys/class/net/eth0").exists().then_some(());
+    let present = || {
+        std::path::Path::new("/sys/class/net/eth0")
+            .exists()
+            .then_some(())
+    };
     let brought_up = super::wait_for(INTERFACE, present).and_then(|()| {
         net::set_address(INTERFACE, ADDRESS, NETMASK)?;
         net::set_up(INTERFACE)?;

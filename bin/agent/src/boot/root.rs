@@ -30,7 +30,7 @@ const ROOT: &str = "/mnt/root";
 const BASE_KINDS: [&str; 3] = ["erofs", "ext4", "squashfs"];
 
 /// The assembled root's writable disk, kept open for sizes and the last sync.
-pub struct Root {
+pub(crate) struct Root {
     /// The folder that `/dev/vdb` is mounted on.
     pub disk: OwnedFd,
 }
@@ -38,7 +38,9 @@ pub struct Root {
 /// Mounts the base image. Done early also where the writable disk is not opened
 /// yet, so that a clone does not have to.
 pub(super) fn mount_base() -> Result<()> {
-    let device = wait_for("/dev/vda", || Path::new("/dev/vda").exists().then_some("/dev/vda"))?;
+    let device = wait_for("/dev/vda", || {
+        Path::new("/dev/vda").exists().then_some("/dev/vda")
+    })?;
     create_dir_all(BASE)?;
     let flags = MountFlags::RDONLY | MountFlags::NOATIME;
     for kind in BASE_KINDS {
@@ -55,7 +57,7 @@ pub(super) fn mount_base() -> Result<()> {
 ///
 /// # Errors
 /// No sandbox can run then.
-pub fn assemble() -> Result<Root> {
+pub(crate) fn assemble() -> Result<Root> {
     wait_for("/dev/vdb", || Path::new("/dev/vdb").exists().then_some(()))?;
     for folder in [DISK, ROOT] {
         create_dir_all(folder)?;
@@ -91,7 +93,11 @@ fn enter() -> Result<()> {
 
 /// What every root needs, whatever its image brought.
 fn prepare() -> Result<()> {
-    for (folder, mode) in [("/tmp", 0o1777), ("/etc", 0o755), ("/etc/pando/resume.d", 0o755)] {
+    for (folder, mode) in [
+        ("/tmp", 0o1777),
+        ("/etc", 0o755),
+        ("/etc/pando/resume.d", 0o755),
+    ] {
         let path = Path::new(folder);
         if !path.exists() {
             create_dir_all(path)?;
@@ -102,7 +108,7 @@ fn prepare() -> Result<()> {
 }
 
 /// Writes a file only where its content differs: a write copies it to the upper layer.
-pub fn write_if_changed(path: &str, content: &str) -> Result<()> {
+pub(crate) fn write_if_changed(path: &str, content: &str) -> Result<()> {
     if std::fs::read(path).is_ok_and(|old| old == content.as_bytes()) {
         return Ok(());
     }

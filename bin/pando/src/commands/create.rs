@@ -33,7 +33,10 @@ pub(super) fn request(flags: &SandboxFlags) -> CreateSandboxRequest {
 }
 
 /// Makes a sandbox; says so if it waits for a bake.
-pub(super) async fn make(client: &Client, wanted: &CreateSandboxRequest) -> Result<Sandbox, ClientError> {
+pub(super) async fn make(
+    client: &Client,
+    wanted: &CreateSandboxRequest,
+) -> Result<Sandbox, ClientError> {
     let mut making = std::pin::pin!(client.create(wanted));
     match tokio::time::timeout(PATIENCE, &mut making).await {
         Ok(made) => made,
@@ -47,13 +50,20 @@ pub(super) async fn make(client: &Client, wanted: &CreateSandboxRequest) -> Resu
 /// Tells a person that the size is baked first, if it is.
 async fn tell_of_bake(client: &Client, wanted: &CreateSandboxRequest) {
     let template = wanted.template.as_deref().unwrap_or("base");
-    let Ok(templates) = client.templates().await else { return };
-    let Some(known) = templates.iter().find(|known| known.name == template) else { return };
+    let Ok(templates) = client.templates().await else {
+        return;
+    };
+    let Some(known) = templates.iter().find(|known| known.name == template) else {
+        return;
+    };
     let fits = |wanted: Option<u32>, baked: u32| wanted.is_none_or(|wanted| wanted == baked);
-    let baked = known.baked.iter().any(|size| {
-        fits(wanted.cpus, size.cpus) && fits(wanted.memory_mib, size.memory_mib)
-    });
+    let baked = known
+        .baked
+        .iter()
+        .any(|size| fits(wanted.cpus, size.cpus) && fits(wanted.memory_mib, size.memory_mib));
     if !baked {
-        output::note(&format!("baking `{template}` at this size: its first use boots it once, which takes a while"));
+        output::note(&format!(
+            "baking `{template}` at this size: its first use boots it once, which takes a while"
+        ));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{block_on, client, load};
 use crate::cli::{Doctor, Global};
-use crate::config::{Config, Key};
+use crate::config::{Config, SettingKey};
 use crate::exit;
 use crate::output;
 use pando_client::ClientError;
@@ -36,7 +36,12 @@ pub(super) struct Check {
 
 impl Check {
     fn new(name: &'static str, outcome: Outcome, found: impl Into<String>) -> Self {
-        Self { name, outcome, found: found.into(), fix: None }
+        Self {
+            name,
+            outcome,
+            found: found.into(),
+            fix: None,
+        }
     }
 
     fn fix(mut self, fix: impl Into<String>) -> Self {
@@ -52,8 +57,14 @@ pub(super) fn doctor(global: &Global, flags: &Doctor) -> anyhow::Result<u8> {
         return print_paths(&config, flags.json);
     }
     let mut checks = super::serve::host_checks(&config);
-    checks.push(check_writable("state directory", &config.path(Key::StateDir)));
-    checks.push(check_writable("cache directory", &config.path(Key::CacheDir)));
+    checks.push(check_writable(
+        "state directory",
+        &config.path(SettingKey::StateDir),
+    ));
+    checks.push(check_writable(
+        "cache directory",
+        &config.path(SettingKey::CacheDir),
+    ));
     checks.extend(check_daemon(&config));
     if flags.json {
         output::json(&checks)?;
@@ -82,18 +93,27 @@ fn print_paths(config: &Config, json: bool) -> anyhow::Result<u8> {
         let map: std::collections::BTreeMap<_, _> = paths.into_iter().collect();
         output::json(&map)?;
     } else {
-        paths.iter().for_each(|(name, path)| output::line(&format!("{name:<8} {}", path.display())));
+        paths
+            .iter()
+            .for_each(|(name, path)| output::line(&format!("{name:<8} {}", path.display())));
     }
     Ok(exit::DONE)
 }
 
 /// Whether a directory can be written to, or made.
 fn check_writable(name: &'static str, directory: &Path) -> Check {
-    let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let existing = directory
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"));
     match rustix::fs::access(existing, rustix::fs::Access::WRITE_OK) {
         Ok(()) => Check::new(name, Outcome::Ok, directory.display().to_string()),
-        Err(error) => Check::new(name, Outcome::Failed, format!("cannot write to `{}`: {error}", existing.display()))
-            .fix("name another one by PANDO_STATE_DIR or PANDO_CACHE_DIR"),
+        Err(error) => Check::new(
+            name,
+            Outcome::Failed,
+            format!("cannot write to `{}`: {error}", existing.display()),
+        )
+        .fix("name another one by PANDO_STATE_DIR or PANDO_CACHE_DIR"),
     }
 }
 
@@ -101,12 +121,20 @@ fn check_daemon(config: &Config) -> Vec<Check> {
     let status = client(config).and_then(|client| block_on(async { Ok(client.status().await?) }));
     match status {
         Ok(status) => vec![
-            Check::new("daemon", Outcome::Ok, format!("pando {} at {}", status.version, config.url())),
+            Check::new(
+                "daemon",
+                Outcome::Ok,
+                format!("pando {} at {}", status.version, config.url()),
+            ),
             check_version(&status.version),
             Check::new("vmm", Outcome::Ok, status.vmm),
             Check::new(
                 "accelerator",
-                if status.accelerator == "kvm" { Outcome::Ok } else { Outcome::Warning },
+                if status.accelerator == "kvm" {
+                    Outcome::Ok
+                } else {
+                    Outcome::Warning
+                },
                 format!("{} ({})", status.accelerator, status.accelerator_reason),
             ),
         ],
@@ -129,6 +157,10 @@ fn check_version(of_daemon: &str) -> Check {
     if of_daemon == own {
         return Check::new("version", Outcome::Ok, own);
     }
-    Check::new("version", Outcome::Warning, format!("this program is {own}, the daemon {of_daemon}"))
-        .fix("`pando stop`, then `pando serve --detach` with this program; sandboxes run on")
+    Check::new(
+        "version",
+        Outcome::Warning,
+        format!("this program is {own}, the daemon {of_daemon}"),
+    )
+    .fix("`pando stop`, then `pando serve --detach` with this program; sandboxes run on")
 }

@@ -23,7 +23,13 @@ pub(super) async fn events(client: Client, flags: Events) -> anyhow::Result<u8> 
                 output::line(&serde_json::to_string(event)?);
             } else {
                 let (sequence, at, kind) = (event.sequence, &event.at, &event.kind);
-                output::line(format!("{sequence:>6}  {at}  {kind:<20}  {}  {}", event.subject, event.detail).trim_end());
+                output::line(
+                    format!(
+                        "{sequence:>6}  {at}  {kind:<20}  {}  {}",
+                        event.subject, event.detail
+                    )
+                    .trim_end(),
+                );
             }
         }
         let more = events.len() == PAGE as usize;

@@ -20,7 +20,14 @@ pub(super) async fn exec(client: Client, flags: Exec) -> anyhow::Result<u8> {
         return Ok(exit::DONE);
     }
     let mut interrupts = Interrupts::catch()?;
-    let ended = follow::follow(&client, &flags.id, &request, OnSignal::Forward, &mut interrupts).await?;
+    let ended = follow::follow(
+        &client,
+        &flags.id,
+        &request,
+        OnSignal::Forward,
+        &mut interrupts,
+    )
+    .await?;
     Ok(ended.code())
 }
 
@@ -36,6 +43,13 @@ pub(super) async fn shell(client: Client, flags: Shell) -> anyhow::Result<u8> {
     };
     let request = stream_request(&program, SHELL.map(str::to_owned).to_vec())?;
     let mut interrupts = Interrupts::catch()?;
-    let ended = follow::follow(&client, &flags.id, &request, OnSignal::Forward, &mut interrupts).await?;
+    let ended = follow::follow(
+        &client,
+        &flags.id,
+        &request,
+        OnSignal::Forward,
+        &mut interrupts,
+    )
+    .await?;
     Ok(ended.code())
 }

@@ -2,7 +2,7 @@
 
 use super::{block_on, client, load};
 use crate::cli::{Global, Logs};
-use crate::config::Key;
+use crate::config::SettingKey;
 use crate::daemon_log::{last_lines, tail};
 use crate::exit::{self, Failure};
 use crate::output;
@@ -17,10 +17,13 @@ pub(super) fn logs(global: &Global, flags: Logs) -> anyhow::Result<u8> {
             last_lines(&console, flags.lines).to_owned()
         }
         None => {
-            let path = config.path(Key::LogFile);
-            tail(&path, flags.lines).map_err(|error| {
-                Failure::new(exit::FAILED, format!("cannot read the daemon's log `{}`: {error}", path.display()))
-                    .hint("only a daemon in the background writes it: `pando serve --detach`")
+            let path = config.path(SettingKey::LogFile);
+            tail(&path, 0, flags.lines).map_err(|error| {
+                Failure::new(
+                    exit::FAILED,
+                    format!("cannot read the daemon's log `{}`: {error}", path.display()),
+                )
+                .hint("only a daemon in the background writes it: `pando serve --detach`")
             })?
         }
     };

@@ -77,7 +77,9 @@ fn ask<F: Future<Output = anyhow::Result<u8>>>(
 
 /// Runs asynchronous work on this thread. What it leaves behind does not hold the command.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     let runtime = runtime.context("cannot start")?;
     let result = runtime.block_on(work);
     runtime.shutdown_background();

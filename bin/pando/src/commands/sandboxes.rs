@@ -13,10 +13,15 @@ pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
     if flags.json {
         output::json(&sandboxes)?;
     } else if flags.quiet {
-        sandboxes.iter().for_each(|sandbox| output::line(&sandbox.id));
+        sandboxes
+            .iter()
+            .for_each(|sandbox| output::line(&sandbox.id));
     } else {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
-        output::table(&["ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE"], &rows);
+        output::table(
+            &["ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE"],
+            &rows,
+        );
     }
     Ok(exit::DONE)
 }
@@ -35,8 +40,12 @@ fn row(sandbox: &Sandbox) -> Vec<String> {
 
 /// How long ago an RFC 3339 time was.
 pub(super) fn age_since(timestamp: &str) -> String {
-    let Ok(then) = timestamp.parse::<jiff::Timestamp>() else { return "?".to_owned() };
-    let elapsed = SystemTime::now().duration_since(then.into()).unwrap_or_default();
+    let Ok(then) = timestamp.parse::<jiff::Timestamp>() else {
+        return "?".to_owned();
+    };
+    let elapsed = SystemTime::now()
+        .duration_since(then.into())
+        .unwrap_or_default();
     output::age(elapsed.as_secs())
 }
 

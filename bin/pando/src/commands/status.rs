@@ -13,14 +13,36 @@ pub(super) async fn status(client: Client, flags: Json) -> anyhow::Result<u8> {
         return Ok(exit::DONE);
     }
     let counts = status.sandboxes.iter().filter(|(_, count)| **count > 0);
-    let counts = counts.map(|(state, count)| format!("{count} {state}")).collect::<Vec<_>>().join(", ");
+    let counts = counts
+        .map(|(state, count)| format!("{count} {state}"))
+        .collect::<Vec<_>>()
+        .join(", ");
     let rows = [
-        ("daemon", format!("pando {} at {}, process {}", status.version, client.url(), status.pid)),
+        (
+            "daemon",
+            format!(
+                "pando {} at {}, process {}",
+                status.version,
+                client.url(),
+                status.pid
+            ),
+        ),
         ("up", output::age(status.uptime_s)),
         ("vmm", status.vmm),
-        ("accelerator", format!("{} ({})", status.accelerator, status.accelerator_reason)),
-        ("sandboxes", if counts.is_empty() { "none".to_owned() } else { counts }),
+        (
+            "accelerator",
+            format!("{} ({})", status.accelerator, status.accelerator_reason),
+        ),
+        (
+            "sandboxes",
+            if counts.is_empty() {
+                "none".to_owned()
+            } else {
+                counts
+            },
+        ),
     ];
-    rows.iter().for_each(|(name, value)| output::line(&format!("{name:<12} {value}")));
+    rows.iter()
+        .for_each(|(name, value)| output::line(&format!("{name:<12} {value}")));
     Ok(exit::DONE)
 }

@@ -31,7 +31,9 @@ async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
     if flags.json {
         output::json(&templates)?;
     } else if flags.quiet {
-        templates.iter().for_each(|template| output::line(&template.name));
+        templates
+            .iter()
+            .for_each(|template| output::line(&template.name));
     } else {
         let rows: Vec<_> = templates.iter().map(row).collect();
         output::table(&["NAME", "HASH", "SIZE", "AGE", "BAKED"], &rows);
@@ -40,7 +42,10 @@ async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
 }
 
 fn row(template: &Template) -> Vec<String> {
-    let baked = template.baked.iter().map(|size| format!("{} CPU {} MiB", size.cpus, size.memory_mib));
+    let baked = template
+        .baked
+        .iter()
+        .map(|size| format!("{} CPU {} MiB", size.cpus, size.memory_mib));
     vec![
         template.name.clone(),
         template.content_hash.chars().take(12).collect(),
@@ -51,7 +56,10 @@ fn row(template: &Template) -> Vec<String> {
 }
 
 async fn warm(client: Client, flags: Warm) -> anyhow::Result<u8> {
-    let wanted = WarmRequest { cpus: flags.cpus, memory_mib: flags.memory };
+    let wanted = WarmRequest {
+        cpus: flags.cpus,
+        memory_mib: flags.memory,
+    };
     client.warm_template(&flags.name, &wanted).await?;
     output::line(&flags.name);
     Ok(exit::DONE)
@@ -59,7 +67,11 @@ async fn warm(client: Client, flags: Warm) -> anyhow::Result<u8> {
 
 async fn bake(client: Client, flags: Bake) -> anyhow::Result<u8> {
     output::note("the daemon bakes; `pando logs` shows its steps");
-    let wanted = BakeRequest { host_ca: flags.host_ca, cpus: flags.cpus, memory_mib: flags.memory };
+    let wanted = BakeRequest {
+        host_ca: flags.host_ca,
+        cpus: flags.cpus,
+        memory_mib: flags.memory,
+    };
     output::line(&client.bake_template(&flags.name, &wanted).await?.name);
     Ok(exit::DONE)
 }

@@ -21,7 +21,9 @@ const SHELL: [&str; 2] = ["/bin/sh", "-c"];
 
 /// RFC 3339, UTC, to the millisecond.
 pub(super) fn timestamp(at: SystemTime) -> String {
-    jiff::Timestamp::try_from(at).map(|stamp| format!("{stamp:.3}")).unwrap_or_default()
+    jiff::Timestamp::try_from(at)
+        .map(|stamp| format!("{stamp:.3}"))
+        .unwrap_or_default()
 }
 
 fn invalid(error: impl Display) -> ApiError {
@@ -40,13 +42,19 @@ pub(super) fn size(cpus: Option<u32>, memory_mib: Option<u32>) -> Result<Size, A
 }
 
 /// What to make.
-pub(super) fn create_sandbox(request: api::CreateSandboxRequest) -> Result<engine::CreateSandbox, ApiError> {
+pub(super) fn create_sandbox(
+    request: api::CreateSandboxRequest,
+) -> Result<engine::CreateSandbox, ApiError> {
     // Both parts are checked here, so that the one that is given is named.
     size(request.cpus, request.memory_mib)?;
     check_env(&request.env)?;
     Ok(engine::CreateSandbox {
         template: request.template.as_deref().map(template_ref).transpose()?,
-        name: request.name.map(|name| name.parse()).transpose().map_err(invalid)?,
+        name: request
+            .name
+            .map(|name| name.parse())
+            .transpose()
+            .map_err(invalid)?,
         cpus: request.cpus,
         memory_mib: request.memory_mib,
         env: request.env,
@@ -60,7 +68,9 @@ fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
             return Err(invalid(format!("`{name}` cannot be a variable's name")));
         }
         if value.contains('\0') {
-            return Err(invalid(format!("the value of the variable `{name}` holds a zero byte")));
+            return Err(invalid(format!(
+                "the value of the variable `{name}` holds a zero byte"
+            )));
         }
     }
     Ok(())
@@ -95,7 +105,9 @@ pub(super) fn exec(request: api::ExecRequest) -> Result<(engine::Command, Bytes)
         (Some(text), None) => Bytes::from(text),
         (None, Some(encoded)) => {
             let bytes = BASE64.decode(encoded.as_bytes());
-            Bytes::from(bytes.map_err(|error| invalid(format!("`stdin_base64` is not base64: {error}")))?)
+            Bytes::from(
+                bytes.map_err(|error| invalid(format!("`stdin_base64` is not base64: {error}")))?,
+            )
         }
         (None, None) => Bytes::new(),
     };
@@ -134,8 +146,12 @@ fn argv(argv: Option<Vec<String>>, shell: Option<String>) -> Result<Vec<String>,
 fn timeout(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
     match seconds {
         None => Ok(None),
-        Some(seconds) if seconds > 0.0 && seconds <= MAX_TIMEOUT_S => Ok(Some(Duration::from_secs_f64(seconds))),
-        Some(_) => Err(invalid(format!("`timeout_s` must be above 0 and at most {MAX_TIMEOUT_S}"))),
+        Some(seconds) if seconds > 0.0 && seconds <= MAX_TIMEOUT_S => {
+            Ok(Some(Duration::from_secs_f64(seconds)))
+        }
+        Some(_) => Err(invalid(format!(
+            "`timeout_s` must be above 0 and at most {MAX_TIMEOUT_S}"
+        ))),
     }
 }
 
@@ -183,7 +199,10 @@ pub(super) fn stream_start(request: stream::StreamRequest) -> Result<StreamStart
         if request.argv.is_some() || request.shell.is_some() {
             return Err(invalid("give `attach`, or `argv` or `shell`, not both"));
         }
-        return Ok(StreamStart::Attach { process_id, from_offset: request.from_offset.unwrap_or(0) });
+        return Ok(StreamStart::Attach {
+            process_id,
+            from_offset: request.from_offset.unwrap_or(0),
+        });
     }
     if request.from_offset.is_some() {
         return Err(invalid("`from_offset` needs `attach`"));
@@ -196,8 +215,15 @@ pub(super) fn stream_start(request: stream::StreamRequest) -> Result<StreamStart
         timeout: timeout(request.timeout_s)?,
     };
     check_env(&command.env)?;
-    let tty = request.tty.map(|size| window_size(size.cols, size.rows)).transpose()?;
-    Ok(StreamStart::Start(engine::StartProcess { command, tty, stdin: request.stdin }))
+    let tty = request
+        .tty
+        .map(|size| window_size(size.cols, size.rows))
+        .transpose()?;
+    Ok(StreamStart::Start(engine::StartProcess {
+        command,
+        tty,
+        stdin: request.stdin,
+    }))
 }
 
 /// A terminal's size; the kernel's own fields are 16 bits wide.
@@ -210,13 +236,15 @@ fn window_size(cols: u32, rows: u32) -> Result<engine::WindowSize, ApiError> {
 }
 
 /// A message of the client as input for the process.
-pub(super) fn process_input(message: &stream::ClientMessage) -> Result<engine::ProcessInput, ApiError> {
+pub(super) fn process_input(
+    message: &stream::ClientMessage,
+) -> Result<engine::ProcessInput, ApiError> {
     /// The highest of Linux's signals.
     const MAX_SIGNAL: u32 = 64;
     match *message {
-        stream::ClientMessage::Signal { signal: signal @ 1..=MAX_SIGNAL } => {
-            Ok(engine::ProcessInput::Signal(signal))
-        }
+        stream::ClientMessage::Signal {
+            signal: signal @ 1..=MAX_SIGNAL,
+        } => Ok(engine::ProcessInput::Signal(signal)),
         stream::ClientMessage::Signal { .. } => Err(invalid("a signal is 1 to 64")),
         stream::ClientMessage::Resize { cols, rows } => {
             Ok(engine::ProcessInput::Resize(window_size(cols, rows)?))
@@ -261,7 +289,10 @@ pub(super) fn event(event: engine::Event) -> api::Event {
 
 /// A template as the API says it.
 pub(super) fn template(template: engine::Template) -> api::Template {
-    let size = |size: Size| api::Size { cpus: size.cpus(), memory_mib: size.memory_mib() };
+    let size = |size: Size| api::Size {
+        cpus: size.cpus(),
+        memory_mib: size.memory_mib(),
+    };
     api::Template {
         name: template.reference.to_string(),
         content_hash: template.content_hash,
@@ -280,7 +311,11 @@ pub(super) fn status(status: engine::Status) -> api::Status {
         vmm: status.vmm,
         accelerator: status.accelerator.to_string(),
         accelerator_reason: status.accelerator_reason,
-        sandboxes: status.sandboxes.into_iter().map(|(state, count)| (state.to_owned(), count)).collect(),
+        sandboxes: status
+            .sandboxes
+            .into_iter()
+            .map(|(state, count)| (state.to_owned(), count))
+            .collect(),
     }
 }
 
@@ -294,8 +329,14 @@ mod tests {
 
     #[test]
     fn a_shell_line_becomes_an_argv() {
-        let request = api::ExecRequest { shell: Some("echo $HOME".to_owned()), ..Default::default() };
-        assert_eq!(exec(request).unwrap().0.argv, ["/bin/sh", "-c", "echo $HOME"]);
+        let request = api::ExecRequest {
+            shell: Some("echo $HOME".to_owned()),
+            ..Default::default()
+        };
+        assert_eq!(
+            exec(request).unwrap().0.argv,
+            ["/bin/sh", "-c", "echo $HOME"]
+        );
     }
 
     #[test]
@@ -306,9 +347,15 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(message(exec(both)), "give `argv` or `shell`, not both");
-        assert_eq!(message(exec(api::ExecRequest::default())), "give `argv` or `shell`");
+        assert_eq!(
+            message(exec(api::ExecRequest::default())),
+            "give `argv` or `shell`"
+        );
         for argv in [vec![], vec![String::new()]] {
-            let empty = api::ExecRequest { argv: Some(argv), ..Default::default() };
+            let empty = api::ExecRequest {
+                argv: Some(argv),
+                ..Default::default()
+            };
             assert_eq!(message(exec(empty)), "`argv` must begin with a program");
         }
     }
@@ -322,20 +369,32 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(&exec(request(Some("hi"), None)).unwrap().1[..], b"hi");
-        assert_eq!(&exec(request(None, Some("AP8="))).unwrap().1[..], b"\x00\xff");
+        assert_eq!(
+            &exec(request(None, Some("AP8="))).unwrap().1[..],
+            b"\x00\xff"
+        );
         assert!(message(exec(request(None, Some("!")))).contains("base64"));
         assert!(message(exec(request(Some("a"), Some("b")))).contains("not both"));
     }
 
     #[test]
     fn bytes_that_are_not_text_are_base64() {
-        assert_eq!(text_or_base64(b"ok\n".to_vec()), (Some("ok\n".to_owned()), None));
-        assert_eq!(text_or_base64(vec![0xff, 0]), (None, Some("/wA=".to_owned())));
+        assert_eq!(
+            text_or_base64(b"ok\n".to_vec()),
+            (Some("ok\n".to_owned()), None)
+        );
+        assert_eq!(
+            text_or_base64(vec![0xff, 0]),
+            (None, Some("/wA=".to_owned()))
+        );
     }
 
     #[test]
     fn timeouts_outside_of_reason_are_refused() {
-        assert_eq!(timeout(Some(0.5)).unwrap(), Some(Duration::from_millis(500)));
+        assert_eq!(
+            timeout(Some(0.5)).unwrap(),
+            Some(Duration::from_millis(500))
+        );
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e12] {
             assert!(timeout(Some(seconds)).is_err(), "{seconds}");
         }
@@ -343,13 +402,28 @@ mod tests {
 
     #[test]
     fn a_bad_size_names_the_allowed_ones() {
-        let request = api::CreateSandboxRequest { cpus: Some(3), ..Default::default() };
-        assert_eq!(message(create_sandbox(request)), "3 CPUs cannot be had: choose 1, 2, 4 or 8");
-        let request = api::CreateSandboxRequest { name: Some("-x".to_owned()), ..Default::default() };
+        let request = api::CreateSandboxRequest {
+            cpus: Some(3),
+            ..Default::default()
+        };
+        assert_eq!(
+            message(create_sandbox(request)),
+            "3 CPUs cannot be had: choose 1, 2, 4 or 8"
+        );
+        let request = api::CreateSandboxRequest {
+            name: Some("-x".to_owned()),
+            ..Default::default()
+        };
         assert!(message(create_sandbox(request)).starts_with("`-x` is not a name"));
         let env = BTreeMap::from([("A=B".to_owned(), String::new())]);
-        let request = api::CreateSandboxRequest { env, ..Default::default() };
-        assert_eq!(message(create_sandbox(request)), "`A=B` cannot be a variable's name");
+        let request = api::CreateSandboxRequest {
+            env,
+            ..Default::default()
+        };
+        assert_eq!(
+            message(create_sandbox(request)),
+            "`A=B` cannot be a variable's name"
+        );
     }
 
     #[test]
@@ -360,10 +434,22 @@ mod tests {
 
     #[test]
     fn a_stream_starts_or_attaches() {
-        let attach = stream::StreamRequest { attach: Some("p".to_owned()), ..Default::default() };
-        assert!(matches!(stream_start(attach), Ok(StreamStart::Attach { from_offset: 0, .. })));
-        let neither = stream::StreamRequest { from_offset: Some(1), ..Default::default() };
-        assert_eq!(message(stream_start(neither)), "`from_offset` needs `attach`");
+        let attach = stream::StreamRequest {
+            attach: Some("p".to_owned()),
+            ..Default::default()
+        };
+        assert!(matches!(
+            stream_start(attach),
+            Ok(StreamStart::Attach { from_offset: 0, .. })
+        ));
+        let neither = stream::StreamRequest {
+            from_offset: Some(1),
+            ..Default::default()
+        };
+        assert_eq!(
+            message(stream_start(neither)),
+            "`from_offset` needs `attach`"
+        );
         assert!(process_input(&stream::ClientMessage::Signal { signal: 65 }).is_err());
         assert!(process_input(&stream::ClientMessage::Resize { cols: 0, rows: 5 }).is_err());
     }

@@ -27,5 +27,7 @@ pub(super) async fn processes(
     Target(sandbox): Target,
 ) -> Result<Json<api::ProcessList>, ApiError> {
     let processes = api.engine.processes(&caller, &sandbox).await?;
-    Ok(Json(api::ProcessList { processes: processes.into_iter().map(convert::process).collect() }))
+    Ok(Json(api::ProcessList {
+        processes: processes.into_iter().map(convert::process).collect(),
+    }))
 }

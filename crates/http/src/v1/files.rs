@@ -62,7 +62,10 @@ impl FileService<'_> {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = guest_uri(&format!("/filesystem.Filesystem/{method}"));
         let headers = request.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
         headers.insert("connect-protocol-version", HeaderValue::from_static("1"));
         if let Some(user) = self.user {
             let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{user}:"));
@@ -94,7 +97,11 @@ impl FileService<'_> {
 
     async fn send(&self, request: Request) -> Result<Response, ApiError> {
         let request = request.map(guest_body);
-        let response = self.api.engine.guest_http(self.caller, self.sandbox, request).await?;
+        let response = self
+            .api
+            .engine
+            .guest_http(self.caller, self.sandbox, request)
+            .await?;
         Ok(response.map(Body::new))
     }
 
@@ -110,7 +117,9 @@ fn bad_user() -> ApiError {
 /// Refuses what cannot be a path; the rest is for the guest to judge.
 fn check_path(path: &str) -> Result<(), ApiError> {
     if path.is_empty() || path.contains('\0') {
-        return Err(ApiError::InvalidPath("the path is empty or holds a zero byte".to_owned()));
+        return Err(ApiError::InvalidPath(
+            "the path is empty or holds a zero byte".to_owned(),
+        ));
     }
     Ok(())
 }
@@ -124,17 +133,26 @@ pub(super) async fn read(
     request_headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     check_path(&query.path)?;
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: query.user.as_deref() };
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: query.user.as_deref(),
+    };
     let mut headers = HeaderMap::new();
     for name in [header::RANGE, header::IF_RANGE] {
         if let Some(value) = request_headers.get(&name) {
             headers.insert(name, value.clone());
         }
     }
-    let response = service.transfer(Method::GET, &query.path, headers, Body::empty()).await?;
+    let response = service
+        .transfer(Method::GET, &query.path, headers, Body::empty())
+        .await?;
     if !response.status().is_success() {
         let refused = guest_file::read(response).await;
-        return Err(refused.err().unwrap_or_else(|| ApiError::BadGuestAnswer("no file".to_owned())));
+        return Err(refused
+            .err()
+            .unwrap_or_else(|| ApiError::BadGuestAnswer("no file".to_owned())));
     }
     let (parts, body) = response.into_parts();
     let mut response = Response::new(body);
@@ -146,9 +164,18 @@ pub(super) async fn read(
         }
     }
     // A guest's bytes must never run as a page of this origin.
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    headers.insert(
+        header::CONTENT_DISPOSITION,
+        HeaderValue::from_static("attachment"),
+    );
     Ok(response)
 }
 
@@ -161,14 +188,24 @@ pub(super) async fn write(
     request: Request,
 ) -> Result<Json<api::FileInfo>, ApiError> {
     check_path(&query.path)?;
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: query.user.as_deref() };
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: query.user.as_deref(),
+    };
     let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
     // With the length the agent can tell a whole file from one that broke off.
     if let Some(length) = request.headers().get(header::CONTENT_LENGTH) {
         headers.insert(header::CONTENT_LENGTH, length.clone());
     }
-    let response = service.transfer(Method::POST, &query.path, headers, request.into_body()).await?;
+    let response = service
+        .transfer(Method::POST, &query.path, headers, request.into_body())
+        .await?;
     guest_file::read(response).await?;
     Ok(Json(service.stat(&query.path).await?))
 }
@@ -181,9 +218,16 @@ pub(super) async fn remove(
     Params(query): Params<FileQuery>,
 ) -> Result<StatusCode, ApiError> {
     check_path(&query.path)?;
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: query.user.as_deref() };
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: query.user.as_deref(),
+    };
     service.stat(&query.path).await?;
-    service.call("Remove", &json!({ "path": query.path })).await?;
+    service
+        .call("Remove", &json!({ "path": query.path }))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -195,7 +239,12 @@ pub(super) async fn stat(
     Params(query): Params<FileQuery>,
 ) -> Result<Json<api::FileInfo>, ApiError> {
     check_path(&query.path)?;
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: query.user.as_deref() };
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: query.user.as_deref(),
+    };
     Ok(Json(service.stat(&query.path).await?))
 }
 
@@ -209,10 +258,19 @@ pub(super) async fn list(
     check_path(&query.path)?;
     let depth = query.depth.unwrap_or(1);
     if depth == 0 || depth > MAX_DEPTH {
-        return Err(ApiError::BadParameter(format!("`depth` must be 1 to {MAX_DEPTH}")));
+        return Err(ApiError::BadParameter(format!(
+            "`depth` must be 1 to {MAX_DEPTH}"
+        )));
     }
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: query.user.as_deref() };
-    let listing = service.call("ListDir", &json!({ "path": query.path, "depth": depth })).await?;
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: query.user.as_deref(),
+    };
+    let listing = service
+        .call("ListDir", &json!({ "path": query.path, "depth": depth }))
+        .await?;
     Ok(Json(guest_file::list(&listing)?))
 }
 
@@ -224,8 +282,15 @@ pub(super) async fn make_dir(
     JsonBody(request): JsonBody<api::MakeDirRequest>,
 ) -> Result<(StatusCode, Json<api::FileInfo>), ApiError> {
     check_path(&request.path)?;
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: request.user.as_deref() };
-    let made = service.call("MakeDir", &json!({ "path": request.path })).await?;
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: request.user.as_deref(),
+    };
+    let made = service
+        .call("MakeDir", &json!({ "path": request.path }))
+        .await?;
     Ok((StatusCode::CREATED, Json(guest_file::entry(&made)?)))
 }
 
@@ -238,7 +303,17 @@ pub(super) async fn move_file(
 ) -> Result<Json<api::FileInfo>, ApiError> {
     check_path(&request.from)?;
     check_path(&request.to)?;
-    let service = FileService { api: &api, caller: &caller, sandbox: &sandbox, user: request.user.as_deref() };
-    let moved = service.call("Move", &json!({ "source": request.from, "destination": request.to })).await?;
+    let service = FileService {
+        api: &api,
+        caller: &caller,
+        sandbox: &sandbox,
+        user: request.user.as_deref(),
+    };
+    let moved = service
+        .call(
+            "Move",
+            &json!({ "source": request.from, "destination": request.to }),
+        )
+        .await?;
     Ok(Json(guest_file::entry(&moved)?))
 }

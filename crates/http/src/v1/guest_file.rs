@@ -68,7 +68,11 @@ pub(super) fn entry(body: &[u8]) -> Result<api::FileInfo, ApiError> {
 
 /// Reads a listing.
 pub(super) fn list(body: &[u8]) -> Result<api::FileList, ApiError> {
-    let entries = parse::<ListAnswer>(body)?.entries.into_iter().map(file_info).collect();
+    let entries = parse::<ListAnswer>(body)?
+        .entries
+        .into_iter()
+        .map(file_info)
+        .collect();
     Ok(api::FileList { entries })
 }
 
@@ -104,14 +108,25 @@ fn file_info(entry: Entry) -> api::FileInfo {
 pub(super) async fn read(response: Response) -> Result<Vec<u8>, ApiError> {
     let (parts, body) = response.into_parts();
     let whole = Limited::new(body, ANSWER_BYTES).collect().await;
-    let whole = whole.map_err(|error| ApiError::BadGuestAnswer(error.to_string()))?.to_bytes();
-    if parts.status.is_success() { Ok(whole.into()) } else { Err(refusal(parts.status, &whole)) }
+    let whole = whole
+        .map_err(|error| ApiError::BadGuestAnswer(error.to_string()))?
+        .to_bytes();
+    if parts.status.is_success() {
+        Ok(whole.into())
+    } else {
+        Err(refusal(parts.status, &whole))
+    }
 }
 
 /// What a refusal of the agent means.
 fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
     let answer: RefusalAnswer = serde_json::from_slice(body).unwrap_or_default();
-    let mut message: String = answer.message.chars().filter(|char| !char.is_control()).take(MESSAGE_CHARS).collect();
+    let mut message: String = answer
+        .message
+        .chars()
+        .filter(|char| !char.is_control())
+        .take(MESSAGE_CHARS)
+        .collect();
     if message.is_empty() {
         message = format!("the sandbox's agent answered {status}");
     }
@@ -121,7 +136,9 @@ fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
         (Some("permission_denied"), _) | (None, 403) => ApiError::FilePermission(message),
         (Some("unauthenticated"), _) | (None, 401) => ApiError::UnknownUser(message),
         (Some("resource_exhausted"), _) | (_, 507) => ApiError::GuestDiskFull(message),
-        (Some("invalid_argument" | "failed_precondition"), _) | (None, 400) => ApiError::InvalidPath(message),
+        (Some("invalid_argument" | "failed_precondition"), _) | (None, 400) => {
+            ApiError::InvalidPath(message)
+        }
         _ => ApiError::BadGuestAnswer(message),
     }
 }
@@ -135,7 +152,10 @@ mod tests {
         let body = br#"{"entry":{"name":"a","type":"FILE_TYPE_FILE","path":"/home/user/a","size":"12","mode":420,
             "permissions":"-rw-r--r--","owner":"user","group":"user","modifiedTime":"2026-01-01T00:00:00Z","new":1}}"#;
         let info = entry(body).unwrap();
-        assert_eq!((info.size_bytes, info.mode, info.kind), (12, 420, api::FileType::File));
+        assert_eq!(
+            (info.size_bytes, info.mode, info.kind),
+            (12, 420, api::FileType::File)
+        );
         assert_eq!(info.modified_at.as_deref(), Some("2026-01-01T00:00:00Z"));
     }
 
@@ -149,10 +169,18 @@ mod tests {
 
     #[test]
     fn refusals_of_both_kinds_are_understood() {
-        let code = |status: u16, body: &str| refusal(StatusCode::from_u16(status).unwrap(), body.as_bytes()).code();
-        assert_eq!(code(404, r#"{"code":"not_found","message":"x"}"#), "file_not_found");
+        let code = |status: u16, body: &str| {
+            refusal(StatusCode::from_u16(status).unwrap(), body.as_bytes()).code()
+        };
+        assert_eq!(
+            code(404, r#"{"code":"not_found","message":"x"}"#),
+            "file_not_found"
+        );
         assert_eq!(code(404, r#"{"code":404,"message":"x"}"#), "file_not_found");
-        assert_eq!(code(400, r#"{"code":"invalid_argument","message":"x"}"#), "invalid_path");
+        assert_eq!(
+            code(400, r#"{"code":"invalid_argument","message":"x"}"#),
+            "invalid_path"
+        );
         assert_eq!(code(409, r#"{"code":"already_exists"}"#), "file_exists");
         assert_eq!(code(507, r#"{"code":507}"#), "disk_full");
         assert_eq!(code(401, ""), "unknown_user");

@@ -32,7 +32,10 @@ pub(crate) fn router(engine: Engine, metrics: Arc<Metrics>) -> Router {
     for route in ROUTES {
         router = router.route(route.path, handler(route.operation, filter(route.method)));
     }
-    router.fallback(no_route).method_not_allowed_fallback(no_method).with_state(Api { engine, metrics })
+    router
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .with_state(Api { engine, metrics })
 }
 
 fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {

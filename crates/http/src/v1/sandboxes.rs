@@ -28,7 +28,10 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     JsonBody(request): JsonBody<api::CreateSandboxRequest>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let made = api.engine.create(&caller, convert::create_sandbox(request)?).await?;
+    let made = api
+        .engine
+        .create(&caller, convert::create_sandbox(request)?)
+        .await?;
     Ok((StatusCode::CREATED, Json(convert::sandbox(made))))
 }
 
@@ -38,7 +41,9 @@ pub(super) async fn list(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<api::SandboxList>, ApiError> {
     let sandboxes = api.engine.list(&caller).await?;
-    Ok(Json(api::SandboxList { sandboxes: sandboxes.into_iter().map(convert::sandbox).collect() }))
+    Ok(Json(api::SandboxList {
+        sandboxes: sandboxes.into_iter().map(convert::sandbox).collect(),
+    }))
 }
 
 /// Describes one.
@@ -47,7 +52,9 @@ pub(super) async fn get(
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    Ok(Json(convert::sandbox(api.engine.get(&caller, &sandbox).await?)))
+    Ok(Json(convert::sandbox(
+        api.engine.get(&caller, &sandbox).await?,
+    )))
 }
 
 /// Removes one.
@@ -96,5 +103,7 @@ pub(super) async fn console(
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
 ) -> Result<Json<api::ConsoleLog>, ApiError> {
-    Ok(Json(api::ConsoleLog { console: api.engine.console(&caller, &sandbox).await? }))
+    Ok(Json(api::ConsoleLog {
+        console: api.engine.console(&caller, &sandbox).await?,
+    }))
 }

@@ -36,10 +36,14 @@ pub(super) async fn events(
 ) -> Result<Json<api::EventList>, ApiError> {
     let limit = query.limit.unwrap_or(DEFAULT_EVENTS);
     if limit == 0 || limit > MAX_EVENTS {
-        return Err(ApiError::BadParameter(format!("`limit` must be 1 to {MAX_EVENTS}")));
+        return Err(ApiError::BadParameter(format!(
+            "`limit` must be 1 to {MAX_EVENTS}"
+        )));
     }
     let events = api.engine.events(&caller, query.after, limit).await?;
-    Ok(Json(api::EventList { events: events.into_iter().map(convert::event).collect() }))
+    Ok(Json(api::EventList {
+        events: events.into_iter().map(convert::event).collect(),
+    }))
 }
 
 /// Lists the templates.
@@ -48,7 +52,9 @@ pub(super) async fn templates(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<api::TemplateList>, ApiError> {
     let templates = api.engine.templates(&caller).await?;
-    Ok(Json(api::TemplateList { templates: templates.into_iter().map(convert::template).collect() }))
+    Ok(Json(api::TemplateList {
+        templates: templates.into_iter().map(convert::template).collect(),
+    }))
 }
 
 /// Bakes a template at a size; answers when it is done.
@@ -60,7 +66,8 @@ pub(super) async fn warm(
 ) -> Result<StatusCode, ApiError> {
     let template = convert::template_ref(&name)?;
     let size = convert::size(request.cpus, request.memory_mib)?;
-    sandboxes::to_the_end(async move { api.engine.warm_template(&caller, &template, size).await }).await?;
+    sandboxes::to_the_end(async move { api.engine.warm_template(&caller, &template, size).await })
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -73,10 +80,15 @@ pub(super) async fn bake(
 ) -> Result<Json<api::Template>, ApiError> {
     let template = convert::template_ref(&name)?;
     let size = Some(convert::size(request.cpus, request.memory_mib)?);
-    let options = BakeOptions { host_ca: request.host_ca, size };
+    let options = BakeOptions {
+        host_ca: request.host_ca,
+        size,
+    };
     let progress = |step: &str| tracing::info!(step, "baking");
     let made = sandboxes::to_the_end(async move {
-        api.engine.bake_template(&caller, &template, options, progress).await
+        api.engine
+            .bake_template(&caller, &template, options, progress)
+            .await
     });
     Ok(Json(convert::template(made.await?)))
 }
@@ -100,7 +112,9 @@ pub(super) async fn metrics(
     Extension(caller): Extension<Caller>,
 ) -> Result<impl IntoResponse, ApiError> {
     let status = api.engine.status(&caller).await?;
-    let text = api.metrics.render(&status.sandboxes, status.uptime.as_secs());
+    let text = api
+        .metrics
+        .render(&status.sandboxes, status.uptime.as_secs());
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
 }
 

@@ -25,7 +25,8 @@ use bytes::Bytes;
 use futures::stream::{BoxStream, SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use pando_api::stream::{
-    ClientMessage, MESSAGE_BYTES, OutputFrame, STDIN_BYTE, STDIN_WINDOW_BYTES, ServerMessage, StreamRequest,
+    ClientMessage, MESSAGE_BYTES, OutputFrame, STDIN_BYTE, STDIN_WINDOW_BYTES, ServerMessage,
+    StreamRequest,
 };
 use pando_engine::EngineError;
 use pando_engine::request::{Caller, ProcessEvent, ProcessId, ProcessInput};
@@ -58,8 +59,16 @@ pub(super) async fn open(
     let upgrade = upgrade.map_err(|rejection| ApiError::NotWebSocket(rejection.body_text()))?;
     // A sandbox that is not there is told before the upgrade, where every client sees it.
     api.engine.get(&caller, &sandbox).await?;
-    let session = Session { api, caller, sandbox, request_id: request_id.0 };
-    Ok(upgrade.max_message_size(MESSAGE_BYTES).max_frame_size(MESSAGE_BYTES).on_upgrade(|socket| session.run(socket)))
+    let session = Session {
+        api,
+        caller,
+        sandbox,
+        request_id: request_id.0,
+    };
+    Ok(upgrade
+        .max_message_size(MESSAGE_BYTES)
+        .max_frame_size(MESSAGE_BYTES)
+        .on_upgrade(|socket| session.run(socket)))
 }
 
 struct Session {
@@ -85,7 +94,13 @@ impl Session {
         match begun.await {
             Ok((process, events)) => Arc::new(self).follow(sink, source, process, events).await,
             Err(error) => {
-                let _ = say(&mut sink, &ServerMessage::Error { error: error.body(&self.request_id) }).await;
+                let _ = say(
+                    &mut sink,
+                    &ServerMessage::Error {
+                        error: error.body(&self.request_id),
+                    },
+                )
+                .await;
                 close(&mut sink).await;
             }
         }
@@ -95,14 +110,20 @@ impl Session {
     async fn begin(&self, start: StreamStart) -> Result<(ProcessId, Events), ApiError> {
         let engine = &self.api.engine;
         let (process, from_offset) = match start {
-            StreamStart::Attach { process_id, from_offset } => (process_id, from_offset),
+            StreamStart::Attach {
+                process_id,
+                from_offset,
+            } => (process_id, from_offset),
             StreamStart::Start(request) => {
-                let (engine, caller, sandbox) = (engine.clone(), self.caller.clone(), self.sandbox.clone());
+                let (engine, caller, sandbox) =
+                    (engine.clone(), self.caller.clone(), self.sandbox.clone());
                 let started = async move { engine.start_process(&caller, &sandbox, request).await };
                 (sandboxes::to_the_end(started).await?, 0)
             }
         };
-        let events = engine.attach(&self.caller, &self.sandbox, &process, from_offset).await?;
+        let events = engine
+            .attach(&self.caller, &self.sandbox, &process, from_offset)
+            .await?;
         Ok((process, events))
     }
 
@@ -115,7 +136,9 @@ impl Session {
         events: Events,
     ) {
         let (notices, to_write) = mpsc::channel(NOTICES);
-        let started = ServerMessage::Started { process_id: process.clone() };
+        let started = ServerMessage::Started {
+            process_id: process.clone(),
+        };
         if say(&mut sink, &started).await.is_ok() {
             let reading = read(Arc::clone(&self), source, process, notices);
             let writing = write(&mut sink, events, to_write, &self.request_id);
@@ -126,7 +149,11 @@ impl Session {
     }
 
     async fn input(&self, process: &ProcessId, input: ProcessInput) -> Result<(), ApiError> {
-        Ok(self.api.engine.input(&self.caller, &self.sandbox, process, input).await?)
+        Ok(self
+            .api
+            .engine
+            .input(&self.caller, &self.sandbox, process, input)
+            .await?)
     }
 }
 
@@ -137,22 +164,31 @@ async fn first_message(source: &mut SplitStream<WebSocket>) -> Result<StreamStar
                 Some(Ok(Message::Text(text))) => return Ok(text),
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                 Some(Ok(Message::Binary(_))) => {
-                    return Err(ApiError::BadStream("the first message must be text".to_owned()));
+                    return Err(ApiError::BadStream(
+                        "the first message must be text".to_owned(),
+                    ));
                 }
                 Some(Ok(Message::Close(_)) | Err(_)) | None => {
-                    return Err(ApiError::BadStream("the client left before its first message".to_owned()));
+                    return Err(ApiError::BadStream(
+                        "the client left before its first message".to_owned(),
+                    ));
                 }
             }
         }
     };
     let late = || ApiError::BadStream("the first message did not come in time".to_owned());
-    let text = tokio::time::timeout(FIRST_MESSAGE_DEADLINE, wait).await.map_err(|_| late())??;
+    let text = tokio::time::timeout(FIRST_MESSAGE_DEADLINE, wait)
+        .await
+        .map_err(|_| late())??;
     let request = serde_json::from_str::<StreamRequest>(&text);
     convert::stream_start(request.map_err(|error| bad_message(&error))?)
 }
 
 fn bad_message(error: &serde_json::Error) -> ApiError {
-    ApiError::BadJson { route: "exec/stream".to_owned(), reason: error.to_string() }
+    ApiError::BadJson {
+        route: "exec/stream".to_owned(),
+        reason: error.to_string(),
+    }
 }
 
 /// Reads until the client leaves.
@@ -164,7 +200,13 @@ async fn read(
 ) {
     let window = Arc::new(Semaphore::new(STDIN_WINDOW_BYTES));
     let (stdin, queued) = mpsc::channel(STDIN_MESSAGES);
-    let feeding = feed(Arc::clone(&session), process.clone(), queued, Arc::clone(&window), notices.clone());
+    let feeding = feed(
+        Arc::clone(&session),
+        process.clone(),
+        queued,
+        Arc::clone(&window),
+        notices.clone(),
+    );
     let taking = async {
         while let Some(Ok(message)) = source.next().await {
             let taken = match message {
@@ -190,14 +232,17 @@ async fn take_text(
     text: &str,
     stdin: &mpsc::Sender<ProcessInput>,
 ) -> Result<(), ApiError> {
-    let message = serde_json::from_str::<ClientMessage>(text).map_err(|error| bad_message(&error))?;
+    let message =
+        serde_json::from_str::<ClientMessage>(text).map_err(|error| bad_message(&error))?;
     match convert::process_input(&message)? {
         // The end of stdin keeps its place behind the data.
         input @ (ProcessInput::CloseStdin | ProcessInput::Data(_)) => {
             let _ = stdin.send(input).await;
             Ok(())
         }
-        input @ (ProcessInput::Signal(_) | ProcessInput::Resize(_)) => session.input(process, input).await,
+        input @ (ProcessInput::Signal(_) | ProcessInput::Resize(_)) => {
+            session.input(process, input).await
+        }
     }
 }
 
@@ -207,14 +252,19 @@ async fn take_stdin(
     stdin: &mpsc::Sender<ProcessInput>,
 ) -> Result<(), ApiError> {
     if message.first() != Some(&STDIN_BYTE) {
-        return Err(ApiError::BadStream("a binary message of the client begins with the byte 0".to_owned()));
+        return Err(ApiError::BadStream(
+            "a binary message of the client begins with the byte 0".to_owned(),
+        ));
     }
     let data = message.split_off(1);
     if data.is_empty() {
         return Ok(());
     }
     // A message is at most MESSAGE_BYTES, which is below the window and fits 32 bits.
-    if let Ok(permit) = window.acquire_many(u32::try_from(data.len()).unwrap_or(u32::MAX)).await {
+    if let Ok(permit) = window
+        .acquire_many(u32::try_from(data.len()).unwrap_or(u32::MAX))
+        .await
+    {
         permit.forget();
         let _ = stdin.send(ProcessInput::Data(data)).await;
     }
@@ -230,17 +280,25 @@ async fn feed(
     notices: mpsc::Sender<Notice>,
 ) {
     while let Some(input) = queued.recv().await {
-        let bytes = if let ProcessInput::Data(data) = &input { data.len() } else { 0 };
+        let bytes = if let ProcessInput::Data(data) = &input {
+            data.len()
+        } else {
+            0
+        };
         let result = session.input(&process, input).await;
         window.add_permits(bytes);
         let notice = match result {
             Ok(()) if bytes == 0 => continue,
-            Ok(()) => Notice::Say(ServerMessage::StdinConsumed { bytes: bytes as u64 }),
+            Ok(()) => Notice::Say(ServerMessage::StdinConsumed {
+                bytes: bytes as u64,
+            }),
             // A program that ended, or closed its stdin, leaves what is fed to it unread.
             // Its exit is on its way to the client and says more than an error here would.
             Err(error) => {
                 tracing::debug!(%error, "stdin was not taken");
-                Notice::Say(ServerMessage::StdinConsumed { bytes: bytes as u64 })
+                Notice::Say(ServerMessage::StdinConsumed {
+                    bytes: bytes as u64,
+                })
             }
         };
         if notices.send(notice).await.is_err() {
@@ -291,16 +349,27 @@ async fn write(
     }
 }
 
-async fn write_event(sink: &mut SplitSink<WebSocket, Message>, event: ProcessEvent) -> Result<(), axum::Error> {
+async fn write_event(
+    sink: &mut SplitSink<WebSocket, Message>,
+    event: ProcessEvent,
+) -> Result<(), axum::Error> {
     match event {
-        ProcessEvent::Output { stream, data, next_offset } => {
+        ProcessEvent::Output {
+            stream,
+            data,
+            next_offset,
+        } => {
             let stream = convert::output_stream(stream);
             let start = next_offset.saturating_sub(data.len() as u64);
             let mut sent = 0;
             // One message, unless a whole replay comes at once.
             for data in data.chunks(MESSAGE_BYTES / 2) {
                 sent += data.len() as u64;
-                let frame = OutputFrame { stream, next_offset: start + sent, data };
+                let frame = OutputFrame {
+                    stream,
+                    next_offset: start + sent,
+                    data,
+                };
                 sink.send(Message::Binary(frame.encode().into())).await?;
             }
             Ok(())
@@ -314,10 +383,19 @@ async fn write_end(sink: &mut SplitSink<WebSocket, Message>, error: ApiError, re
     if error.status().is_server_error() {
         tracing::warn!(request_id, %error, "a process stream failed");
     }
-    let _ = say(sink, &ServerMessage::Error { error: error.body(request_id) }).await;
+    let _ = say(
+        sink,
+        &ServerMessage::Error {
+            error: error.body(request_id),
+        },
+    )
+    .await;
 }
 
-async fn say(sink: &mut SplitSink<WebSocket, Message>, message: &ServerMessage) -> Result<(), axum::Error> {
+async fn say(
+    sink: &mut SplitSink<WebSocket, Message>,
+    message: &ServerMessage,
+) -> Result<(), axum::Error> {
     let text = serde_json::to_string(message).map_err(axum::Error::new)?;
     sink.send(Message::Text(text.into())).await
 }
@@ -325,6 +403,9 @@ async fn say(sink: &mut SplitSink<WebSocket, Message>, message: &ServerMessage) 
 async fn close(sink: &mut SplitSink<WebSocket, Message>) {
     /// A client that takes nothing more must not hold the task.
     const DEADLINE: Duration = Duration::from_secs(5);
-    let frame = CloseFrame { code: close_code::NORMAL, reason: "".into() };
+    let frame = CloseFrame {
+        code: close_code::NORMAL,
+        reason: "".into(),
+    };
     let _ = tokio::time::timeout(DEADLINE, sink.send(Message::Close(Some(frame)))).await;
 }

@@ -82,9 +82,9 @@ pub struct QemuConfig {
     pub disk: Vec<PathBuf>,
     /// The sockets.
     pub channels: Channels,
-    /// QEMU's working directory. Files in it QEMU may write; it can create none.
-    /// Everything else it is given can only be read, but a cold start's memory
-    /// and the last disk layer.
+    /// QEMU's working directory, in which it can read everything. It can write a
+    /// cold start's memory and the last disk layer by name, later files only as
+    /// descriptors that it is given, and create none.
     pub slot: PathBuf,
     /// Log of the guest's console, written by this process and bounded.
     pub console: PathBuf,

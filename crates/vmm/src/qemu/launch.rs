@@ -136,7 +136,7 @@ fn policy(config: &QemuConfig) -> Policy {
     // QEMU tries out what kinds of file locks there are on it.
     policy = policy.allow(Path::new("/dev/null"), Access::Write);
     policy = policy
-        .allow(&config.slot, Access::Write)
+        .allow(&config.slot, Access::Read)
         .allow(&config.root, Access::Read);
     policy = match &config.start {
         Start::Cold {
@@ -165,4 +165,70 @@ fn policy(config: &QemuConfig) -> Policy {
                 },
             )
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use pando_types::Size;
+
+    use super::*;
+
+    fn config(folder: &Path) -> QemuConfig {
+        let path = |name: &str| -> PathBuf { folder.join(name) };
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        QemuConfig {
+            binary: "/bin/sh".into(),
+            accelerator: Accelerator::Tcg,
+            size: Size::DEFAULT,
+            start: Start::Load {
+                memory: path("slot/memory"),
+            },
+            root: path("root"),
+            disk: vec![path("slot/lower"), path("slot/top")],
+            channels: Channels {
+                ctl: null(),
+                data: null(),
+                nic: null(),
+            },
+            slot: path("slot"),
+            console: path("console"),
+            jail: Jail::Strict { identity: None },
+            tb_size_mib: 64,
+        }
+    }
+
+    /// A shell in QEMU's jail, as root where the test is: only landlock stands
+    /// between it and the files.
+    #[test]
+    fn in_its_jail_a_program_writes_the_top_layer_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("slot")).unwrap();
+        let files = [
+            "slot/memory",
+            "slot/lower",
+            "slot/top",
+            "root",
+            "console",
+            "stranger",
+        ];
+        for name in files {
+            std::fs::write(folder.path().join(name), "old").unwrap();
+        }
+        let config = config(folder.path());
+        let script = "for f in slot/memory slot/lower slot/top root console stranger slot/new; \
+                      do echo new >$f; done";
+        let spawn = Spawn::new(&config.binary)
+            .args(["-c", script])
+            .current_dir(folder.path());
+        let (spawn, _) = jail(spawn, &config).unwrap();
+        spawn.spawn().unwrap().wait().unwrap();
+        let written: Vec<&str> = files
+            .into_iter()
+            .filter(|name| std::fs::read(folder.path().join(name)).unwrap() != b"old")
+            .collect();
+        assert_eq!(written, ["slot/top"]);
+        assert!(!folder.path().join("slot/new").exists());
+    }
 }

@@ -8,7 +8,9 @@ mod launch;
 mod qmp;
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,25 @@ pub struct Qemu {
     console: Tail,
     exit: watch::Receiver<Option<VmExit>>,
     disk: Mutex<DiskTop>,
+    next_set: AtomicU64,
+}
+
+/// Descriptors that QEMU was given under one number.
+#[derive(Debug)]
+struct DescriptorSet(u64);
+
+impl DescriptorSet {
+    /// What QEMU takes for a file's path.
+    fn path(&self) -> String {
+        format!("/dev/fdset/{}", self.0)
+    }
+}
+
+fn open(path: &Path, options: &std::fs::OpenOptions) -> Result<File, VmmError> {
+    options.open(path).map_err(|source| VmmError::File {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// The disk layer that is written.
@@ -128,7 +149,18 @@ impl Qemu {
                 path,
                 next: top + 1,
             }),
+            next_set: AtomicU64::new(0),
         })
+    }
+
+    /// Gives QEMU descriptors under one path. Its jail lets it open no file for
+    /// writing that was not there at its start.
+    async fn give(&self, files: &[File]) -> Result<DescriptorSet, VmmError> {
+        let set = DescriptorSet(self.next_set.fetch_add(1, Ordering::Relaxed));
+        for file in files {
+            self.qmp.add_descriptor(set.0, file.as_fd()).await?;
+        }
+        Ok(set)
     }
 
     async fn command(&self, command: &'static str) -> Result<(), VmmError> {
@@ -201,19 +233,20 @@ impl Vmm for Qemu {
     }
 
     async fn save_device_state(&self, path: &Path) -> Result<(), VmmError> {
-        let filename = utf8(path)?;
         self.expect_paused(self.status().await?).await?;
-        // QEMU's jail lets it write files in its slot, but create none.
-        File::create_new(path).map_err(|source| VmmError::File {
-            path: path.to_owned(),
-            source,
-        })?;
+        let file = open(path, File::options().write(true).create_new(true))?;
+        let set = self.give(&[file]).await?;
         // Not live: a live save would also hand the disks over to another QEMU.
-        let arguments = json!({ "filename": filename, "live": false });
-        self.qmp
+        let arguments = json!({ "filename": set.path(), "live": false });
+        let saved = self
+            .qmp
             .execute("xen-save-devices-state", arguments)
             .await
-            .map(drop)
+            .map(drop);
+        self.qmp
+            .execute("remove-fd", json!({ "fdset-id": set.0 }))
+            .await?;
+        saved
     }
 
     async fn prepare_disk_overlay(&self, path: &Path) -> Result<PreparedOverlay, VmmError> {
@@ -222,8 +255,12 @@ impl Vmm for Qemu {
             top.next += 1;
             top.next - 1
         };
+        // Both ways: once sealed, QEMU opens the layer again to read it only.
+        let write = open(path, File::options().read(true).write(true))?;
+        let read = open(path, File::options().read(true))?;
+        let set = self.give(&[write, read]).await?;
         // Without a lower layer: the switch below puts it on the current one.
-        for node in arguments::disk_layer(utf8(path)?, index, None, true) {
+        for node in arguments::disk_layer(&set.path(), index, None, true) {
             self.qmp.execute("blockdev-add", node).await?;
         }
         Ok(PreparedOverlay {

@@ -5,11 +5,14 @@
 //! nothing in them is trusted beyond its shape.
 
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use pando_sys::socket::send_with_descriptors;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, oneshot};
@@ -76,7 +79,27 @@ impl Qmp {
         command: &'static str,
         arguments: Value,
     ) -> Result<Value, VmmError> {
-        let exchange = self.exchange(command, arguments);
+        self.bounded(command, self.exchange(command, arguments, None))
+            .await
+    }
+
+    /// Gives QEMU a copy of a descriptor, as one of the set `set`. QEMU opens
+    /// the set's path with whichever of its descriptors has the right mode.
+    pub(super) async fn add_descriptor(
+        &self,
+        set: u64,
+        descriptor: BorrowedFd<'_>,
+    ) -> Result<(), VmmError> {
+        let command = "add-fd";
+        let exchange = self.exchange(command, json!({ "fdset-id": set }), Some(descriptor));
+        self.bounded(command, exchange).await.map(drop)
+    }
+
+    async fn bounded(
+        &self,
+        command: &'static str,
+        exchange: impl Future<Output = Result<Value, VmmError>>,
+    ) -> Result<Value, VmmError> {
         match tokio::time::timeout(COMMAND_TIMEOUT, exchange).await {
             Ok(answer) => answer,
             Err(_) => Err(VmmError::Timeout {
@@ -86,7 +109,12 @@ impl Qmp {
         }
     }
 
-    async fn exchange(&self, command: &'static str, arguments: Value) -> Result<Value, VmmError> {
+    async fn exchange(
+        &self,
+        command: &'static str,
+        arguments: Value,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Value, VmmError> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
         let (sender, receiver) = oneshot::channel();
@@ -94,8 +122,7 @@ impl Qmp {
             // Held while writing, so that answers come in the order of the queue.
             let mut writer = self.writer.lock().await;
             self.shared.expect_answer(sender)?;
-            writer
-                .write_all(line.as_bytes())
+            send(&mut writer, line.as_bytes(), descriptor)
                 .await
                 .map_err(|_| VmmError::Ended)?;
         }
@@ -116,6 +143,23 @@ impl Qmp {
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
+}
+
+async fn send(
+    writer: &mut OwnedWriteHalf,
+    line: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut sent = 0;
+    if let Some(descriptor) = descriptor {
+        let socket: &UnixStream = (*writer).as_ref();
+        sent = socket
+            .async_io(Interest::WRITABLE, || {
+                send_with_descriptors(socket, line, &[descriptor])
+            })
+            .await?;
+    }
+    writer.write_all(&line[sent..]).await
 }
 
 impl Shared {

@@ -14,7 +14,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 /// `PNDO`, the first bytes of every frame.
-pub const MAGIC: [u8; 4] = *b"PNDO";
+const MAGIC: [u8; 4] = *b"PNDO";
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 20;

@@ -68,11 +68,8 @@ impl State {
             self.outbound.advance(written);
         }
         ready!(Pin::new(&mut self.writer).poll_flush(cx))?;
-        for waker in [self.write_waker.take(), self.drain_waker.take()] {
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+        let wakers = [self.write_waker.take(), self.drain_waker.take()];
+        wakers.into_iter().flatten().for_each(Waker::wake);
         Poll::Ready(Ok(()))
     }
 
@@ -92,15 +89,11 @@ impl State {
 
     fn wake_all(&mut self) {
         let wakers = [
-            &mut self.read_waker,
-            &mut self.write_waker,
-            &mut self.drain_waker,
+            self.read_waker.take(),
+            self.write_waker.take(),
+            self.drain_waker.take(),
         ];
-        for waker in wakers.map(Option::take) {
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 

@@ -1,0 +1,131 @@
+//! From a process's pipe or terminal into its [`Output`].
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::time::Instant;
+
+use super::output::{Output, Stream};
+
+/// One read. A pipe holds 64 KiB.
+const READ_BYTES: usize = 32 << 10;
+
+/// After a process has ended, how long its pipes may stay open in children it left
+/// behind before its end is reported. What it wrote itself is never cut off.
+const DRAIN_TIME: Duration = Duration::from_millis(100);
+
+/// Pipes of ended processes that are still read, so that a child left behind does
+/// not die of writing to them. Beyond that it does.
+static LINGERING: Semaphore = Semaphore::const_new(256);
+
+/// Reads until the end of the pipe; reports by `drained` when the process's own
+/// output is all in.
+pub(super) async fn run(
+    source: Arc<AsyncFd<OwnedFd>>,
+    stream: Stream,
+    output: Arc<Output>,
+    mut ended: watch::Receiver<bool>,
+    drained: oneshot::Sender<()>,
+) {
+    let mut pump = Pump {
+        source,
+        buffer: vec![0; READ_BYTES],
+    };
+    if pump.until_end(&mut ended, stream, &output).await.is_none() {
+        return;
+    }
+    if pump.until_drained(stream, &output).await.is_none() {
+        return;
+    }
+    drop(drained);
+    if let Ok(_permit) = LINGERING.try_acquire() {
+        while pump.read().await.is_some() {}
+    }
+}
+
+struct Pump {
+    source: Arc<AsyncFd<OwnedFd>>,
+    buffer: Vec<u8>,
+}
+
+impl Pump {
+    /// The next bytes; `None` at the end.
+    async fn read(&mut self) -> Option<Bytes> {
+        let Self { source, buffer } = self;
+        let read = source
+            .async_io(Interest::READABLE, |fd| {
+                rustix::io::read(fd, buffer.as_mut_slice()).map_err(io::Error::from)
+            })
+            .await;
+        // A terminal whose other side is closed fails with EIO: the same as an end.
+        match read {
+            Ok(length @ 1..) => Some(Bytes::copy_from_slice(&self.buffer[..length])),
+            _ => None,
+        }
+    }
+
+    /// Until the process has ended. `None` if the pipe ended first.
+    async fn until_end(
+        &mut self,
+        ended: &mut watch::Receiver<bool>,
+        stream: Stream,
+        output: &Output,
+    ) -> Option<()> {
+        loop {
+            let bytes = tokio::select! {
+                biased;
+                bytes = self.read() => bytes?,
+                _ = ended.wait_for(|ended| *ended) => return Some(()),
+            };
+            output.push(stream, bytes).await;
+        }
+    }
+
+    /// What was in the pipe when the process ended, then whatever comes within
+    /// [`DRAIN_TIME`]. `None` if the pipe ended.
+    async fn until_drained(&mut self, stream: Stream, output: &Output) -> Option<()> {
+        let deadline = Instant::now() + DRAIN_TIME;
+        let mut owed = rustix::io::ioctl_fionread(self.source.get_ref()).unwrap_or(0);
+        loop {
+            let bytes = if owed > 0 {
+                self.read().await?
+            } else {
+                match tokio::time::timeout_at(deadline, self.read()).await {
+                    Ok(bytes) => bytes?,
+                    Err(_) => return Some(()),
+                }
+            };
+            owed = owed.saturating_sub(bytes.len() as u64);
+            output.push(stream, bytes).await;
+            if owed == 0 && Instant::now() >= deadline {
+                return Some(());
+            }
+        }
+    }
+}
+
+/// Writes all bytes.
+///
+/// # Errors
+/// The reading side is gone.
+pub(super) async fn write_all(target: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = target
+            .async_io(Interest::WRITABLE, |fd| {
+                match rustix::io::write(fd, bytes) {
+                    Err(Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
+                    other => other.map_err(io::Error::from),
+                }
+            })
+            .await?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! What all parts of the agent share.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use connectrpc::ConnectError;
+
+use crate::boot::Root;
+use crate::boot::cgroups::UserCgroup;
+use crate::process::table::Table;
+
+/// What the last resume message said that later requests need.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Identity {
+    /// Environment of every process that is started.
+    pub environment: BTreeMap<String, String>,
+    /// What the user service asks for; empty: nothing.
+    pub access_token: String,
+}
+
+/// The sandbox, from inside.
+pub(crate) struct Sandbox {
+    /// Processes that clients have started.
+    pub processes: Table,
+    /// Where they live.
+    pub cgroup: UserCgroup,
+    identity: Mutex<Identity>,
+    root: OnceLock<Root>,
+}
+
+impl Sandbox {
+    /// A sandbox whose root is not assembled yet.
+    pub(crate) fn new(cgroup: UserCgroup) -> Self {
+        Self {
+            processes: Table::default(),
+            cgroup,
+            identity: Mutex::default(),
+            root: OnceLock::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes on a new identity.
+    pub(crate) fn set_identity(&self, identity: Identity) {
+        *self.lock() = identity;
+    }
+
+    /// The environment that every process gets.
+    pub(crate) fn environment(&self) -> BTreeMap<String, String> {
+        self.lock().environment.clone()
+    }
+
+    /// What the user service asks for; empty: nothing.
+    pub(crate) fn access_token(&self) -> String {
+        self.lock().access_token.clone()
+    }
+
+    /// The root, once it is assembled.
+    pub(crate) fn root(&self) -> Option<&Root> {
+        self.root.get()
+    }
+
+    /// The root is assembled.
+    pub(crate) fn set_root(&self, root: Root) {
+        // Only one resume at a time assembles it.
+        let _ = self.root.set(root);
+    }
+
+    /// # Errors
+    /// The root is not assembled: `failed_precondition`.
+    pub(crate) fn check_ready(&self) -> Result<(), ConnectError> {
+        match self.root() {
+            Some(_) => Ok(()),
+            None => Err(ConnectError::failed_precondition(
+                "the sandbox's disk is not mounted yet",
+            )),
+        }
+    }
+}

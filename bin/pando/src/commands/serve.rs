@@ -1,0 +1,339 @@
+//! `pando serve`: the daemon, in the foreground or left in the background.
+
+use super::doctor::{Check, Outcome};
+use super::{block_on, client};
+use crate::agent;
+use crate::cli::{Bake, Global, Serve};
+use crate::config::{Config, SettingKey};
+use crate::daemon_log::{RotatingFile, tail};
+use crate::exit::{self, Failure};
+use crate::output;
+use anyhow::Context as _;
+use pando_client::ClientError;
+use pando_engine::request::Caller;
+use pando_engine::{AcceleratorWish, BakeOptions, Engine, EngineConfig, OpenError};
+use pando_http::HttpConfig;
+use pando_types::Size;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+/// How long a daemon in the background may take to answer: it may first find out
+/// whether KVM works, and take over many sandboxes.
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How often we look.
+const READY_PAUSE: Duration = Duration::from_millis(25);
+
+/// How long one question may wait, so that a daemon that ends meanwhile is noticed.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Lines of the log shown when it does not come up.
+const LOG_LINES: usize = 10;
+
+/// The tenant of whoever runs the daemon.
+const TENANT: &str = "default";
+
+/// Runs the daemon, or starts one in the background.
+pub(super) fn serve(global: &Global, flags: &Serve) -> anyhow::Result<u8> {
+    let settings: Vec<_> = global
+        .settings()
+        .into_iter()
+        .chain(flags.settings())
+        .collect();
+    let config = Config::of_process(&settings)?;
+    if flags.detach {
+        return block_on(detach(&config));
+    }
+    if flags.in_background {
+        // A session of our own: a closing terminal says nothing to us.
+        let _ = rustix::process::setsid();
+    }
+    start_log(&config, flags.in_background)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers())
+        .enable_all()
+        .build();
+    let runtime = runtime.context("cannot start")?;
+    let served = runtime.block_on(run(&config, flags.in_background));
+    // Streams of processes are cut; their clients attach again to the next daemon.
+    runtime.shutdown_background();
+    served.map(|()| exit::DONE)
+}
+
+/// Threads of the daemon: it waits far more than it works.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8))
+}
+
+async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot catch signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
+    // Before anything is opened: a port that is taken is the likeliest fault.
+    let listener = listen(config.get(SettingKey::Listen)).await?;
+    let engine = open_engine(config).await?;
+    let address = listener.local_addr().context("cannot listen")?;
+    tracing::info!(%address, "serving");
+    if !in_background {
+        // For whoever asked for port 0: the one line on stdout.
+        output::line(&format!("http://{address}"));
+        output::note("serving; Ctrl-C ends the daemon, sandboxes run on");
+    }
+    let shutdown = async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        tracing::info!("ending");
+    };
+    let http = HttpConfig {
+        public_hosts: config.public_hosts(),
+    };
+    pando_http::serve(listener, engine, http, shutdown)
+        .await
+        .context("cannot serve")
+}
+
+async fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let failure = Failure::new(exit::FAILED, format!("cannot listen on `{address}`: {error}"));
+        match error.kind() {
+            std::io::ErrorKind::AddrInUse => failure
+                .hint("`pando status` tells whether a daemon runs there; `--listen 127.0.0.1:PORT` takes another port"),
+            _ => failure,
+        }
+        .into()
+    })
+}
+
+async fn open_engine(config: &Config) -> anyhow::Result<Engine> {
+    Engine::open(engine_config(config)?).await.map_err(|error| match error {
+        OpenError::AlreadyRunning(_) => Failure::new(exit::FAILED, error.to_string())
+            .hint("`pando status` shows it, `pando stop` ends it; PANDO_STATE_DIR names another directory")
+            .into(),
+        error => anyhow::Error::new(error),
+    })
+}
+
+fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
+    Ok(EngineConfig {
+        state_dir: config.path(SettingKey::StateDir),
+        cache_dir: config.path(SettingKey::CacheDir),
+        admin_key: config.admin_key_file(),
+        qemu: find_program(config.get(SettingKey::Qemu)),
+        accelerator: match config.get(SettingKey::Accel) {
+            "auto" => AcceleratorWish::Auto,
+            "kvm" => AcceleratorWish::Kvm,
+            "tcg" => AcceleratorWish::Tcg,
+            other => {
+                return Err(Failure::usage(format!(
+                    "`accel` is `{other}`: choose auto, kvm or tcg"
+                ))
+                .into());
+            }
+        },
+        shim_program: std::env::current_exe().context("cannot find this program's file")?,
+        agent: agent::agent()?,
+        debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
+            .filter(|mirror| !mirror.is_empty()),
+        jail: true,
+    })
+}
+
+/// A program by its path, or looked up in PATH: the daemon's children get an environment without one.
+fn find_program(name: &str) -> PathBuf {
+    if name.contains('/') {
+        return PathBuf::from(name);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|file| file.is_file());
+    found.unwrap_or_else(|| PathBuf::from(name))
+}
+
+fn start_log(config: &Config, in_background: bool) -> anyhow::Result<()> {
+    let filter = config.get(SettingKey::Log);
+    let filter = EnvFilter::try_new(filter)
+        .with_context(|| format!("`log` is `{filter}`, which is no filter"))?;
+    let writer = if in_background {
+        let path = config.path(SettingKey::LogFile);
+        let file = RotatingFile::open(&path)
+            .with_context(|| format!("cannot write the log `{}`", path.display()))?;
+        BoxMakeWriter::new(Mutex::new(file))
+    } else {
+        BoxMakeWriter::new(std::io::stderr)
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(writer)
+        .init();
+    Ok(())
+}
+
+/// Starts a daemon in the background and waits until it answers.
+async fn detach(config: &Config) -> anyhow::Result<u8> {
+    let client = client(config)?;
+    if client.health().await.is_ok() {
+        let failure = Failure::new(
+            exit::FAILED,
+            format!("a daemon already runs at {}", config.url()),
+        );
+        return Err(failure
+            .hint("`pando status` shows it, `pando stop` ends it")
+            .into());
+    }
+    let log = config.path(SettingKey::LogFile);
+    let before = fs::metadata(&log).map_or(0, |metadata| metadata.len());
+    let mut child = spawn_daemon(config, &log)?;
+    let began = Instant::now();
+    loop {
+        // Its socket is there before it answers, so a question may wait.
+        match tokio::time::timeout(HEALTH_TIMEOUT, client.health()).await {
+            Ok(Ok(())) => break,
+            Ok(Err(ClientError::NotReachable { .. } | ClientError::Broken(_))) | Err(_) => {}
+            Ok(Err(error)) => return Err(error.into()),
+        }
+        if let Some(status) = child.try_wait().context("cannot look after the daemon")? {
+            return Err(not_up(&log, before, &format!("it ended: {status}")));
+        }
+        if began.elapsed() > READY_DEADLINE {
+            return Err(not_up(
+                &log,
+                before,
+                &format!("it does not answer after {} s", READY_DEADLINE.as_secs()),
+            ));
+        }
+        tokio::time::sleep(READY_PAUSE).await;
+    }
+    output::note(&format!(
+        "the daemon runs at {}, process {}; its log is {}",
+        config.url(),
+        child.id(),
+        log.display()
+    ));
+    Ok(exit::DONE)
+}
+
+fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    // What is printed before the log is open, and a panic, go to the log too.
+    if let Some(directory) = log.parent() {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make `{}`", directory.display()))?;
+    }
+    let file = fs::OpenOptions::new().create(true).append(true).open(log);
+    let file = file.with_context(|| format!("cannot write the log `{}`", log.display()))?;
+    let mut command = std::process::Command::new(program);
+    command.args(["serve", "--in-background"]);
+    for (flag, key) in [
+        ("--listen", SettingKey::Listen),
+        ("--accel", SettingKey::Accel),
+        ("--state-dir", SettingKey::StateDir),
+    ] {
+        command.args([flag, config.get(key)]);
+    }
+    if config.source(SettingKey::ConfigFile) != crate::config::Source::Default {
+        command.args(["--config", config.get(SettingKey::ConfigFile)]);
+    }
+    command
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(file);
+    command.spawn().context("cannot start the daemon")
+}
+
+/// Says why, with what this daemon, and none before it, wrote into its log.
+fn not_up(log: &Path, before: u64, why: &str) -> anyhow::Error {
+    let mut message = format!("the daemon did not come up: {why}");
+    if let Ok(text) = tail(log, before, LOG_LINES)
+        && !text.is_empty()
+    {
+        message.push_str("; the end of its log:");
+        text.lines()
+            .for_each(|line| message.push_str(&format!("\n    {line}")));
+    }
+    Failure::new(exit::FAILED, message)
+        .hint("`pando doctor` checks what the host lacks")
+        .into()
+}
+
+/// Makes a template in this process, for a machine whose daemon does not run yet.
+pub(super) fn bake_here(config: &Config, flags: &Bake) -> anyhow::Result<u8> {
+    let template = flags
+        .name
+        .parse()
+        .map_err(|error| Failure::usage(format!("{error}")))?;
+    let size = Size::new(
+        flags.cpus.unwrap_or(Size::DEFAULT.cpus()),
+        flags.memory.unwrap_or(Size::DEFAULT.memory_mib()),
+    );
+    let size = Some(size.map_err(|error| Failure::usage(error.to_string()))?);
+    let options = BakeOptions {
+        host_ca: flags.host_ca,
+        size,
+    };
+    let caller = Caller {
+        tenant: TENANT.to_owned(),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers())
+        .enable_all()
+        .build();
+    let runtime = runtime.context("cannot start")?;
+    let made = runtime.block_on(async {
+        let engine = open_engine(config).await?;
+        anyhow::Ok(
+            engine
+                .bake_template(&caller, &template, options, |step: &str| output::note(step))
+                .await?,
+        )
+    });
+    output::line(&made?.reference.to_string());
+    Ok(exit::DONE)
+}
+
+/// What `doctor` checks without a daemon.
+pub(super) fn host_checks(config: &Config) -> Vec<Check> {
+    let qemu = find_program(config.get(SettingKey::Qemu));
+    let version = std::process::Command::new(&qemu)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    let qemu = match version {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let line = text.lines().next().unwrap_or_default().to_owned();
+            Check {
+                name: "qemu",
+                outcome: Outcome::Ok,
+                found: line,
+                fix: None,
+            }
+        }
+        _ => Check {
+            name: "qemu",
+            outcome: Outcome::Failed,
+            found: format!("`{}` does not run", qemu.display()),
+            fix: Some("apt-get install qemu-system-x86".to_owned()),
+        },
+    };
+    let agent = match agent::agent() {
+        Ok(agent) => (Outcome::Ok, output::bytes(agent.len() as u64)),
+        Err(error) => (Outcome::Failed, error.to_string()),
+    };
+    vec![
+        qemu,
+        Check {
+            name: "agent",
+            outcome: agent.0,
+            found: agent.1,
+            fix: None,
+        },
+    ]
+}
