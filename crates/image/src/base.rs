@@ -13,7 +13,7 @@
 use crate::error::BuildError;
 use crate::progress::{Progress, ProgressFn};
 use crate::source::{self, FILES, INITRD_MODULES, KERNEL_MODULES, SETUP, SUITE, VARIANT};
-use crate::{disk, host_ca, root, tools};
+use crate::{disk, host_ca, root, scratch, tools};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
@@ -94,7 +94,7 @@ pub fn build(options: &BaseOptions, progress: ProgressFn<'_>) -> Result<BaseImag
     }
     tools::require_all()?;
     std::fs::create_dir_all(&folder).map_err(BuildError::file("create", &folder))?;
-    let _lock = lock(&folder.join("lock"), progress)?;
+    let _lock = scratch::lock(&folder.join("lock"), progress)?;
     if let Some(image) = load(&folder.join(&hash), &hash) {
         return Ok(image);
     }
@@ -270,28 +270,6 @@ fn load(folder: &Path, content_hash: &str) -> Option<BaseImage> {
     })
 }
 
-/// Held until dropped, also by a process that is killed.
-fn lock(path: &Path, progress: ProgressFn<'_>) -> Result<File, BuildError> {
-    let file = File::create(path).map_err(BuildError::file("create", path))?;
-    match file.try_lock() {
-        Ok(()) => return Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            progress(Progress::Step(
-                "waiting for another build of the base image",
-            ));
-        }
-        Err(std::fs::TryLockError::Error(source)) => {
-            return Err(BuildError::File {
-                action: "lock",
-                path: path.into(),
-                source,
-            });
-        }
-    }
-    file.lock().map_err(BuildError::file("lock", path))?;
-    Ok(file)
-}
-
 /// Writes a read-only file that is either whole or not there.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), BuildError> {
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -417,25 +395,5 @@ mod tests {
             error.starts_with("cannot open") && error.contains(KERNEL),
             "{error}"
         );
-    }
-
-    #[test]
-    fn one_build_waits_for_another() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
-        let first = lock(&path, &|_| panic!("nobody else builds")).unwrap();
-        let waits = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let second = scope.spawn(|| {
-                lock(&path, &|_| {
-                    waits.store(true, std::sync::atomic::Ordering::SeqCst);
-                })
-            });
-            while !waits.load(std::sync::atomic::Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            drop(first);
-            assert!(second.join().unwrap().is_ok());
-        });
     }
 }

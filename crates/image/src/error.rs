@@ -44,6 +44,18 @@ pub enum BuildError {
         /// The bundle.
         path: PathBuf,
     },
+    /// A killed build left a mount, so that clearing up after it would reach elsewhere.
+    #[error("a build that was killed left `{path}` mounted; `umount` it")]
+    MountedBelow {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A folder that builds work in was put there by somebody else.
+    #[error("`{path}` is not a folder of this user's that only this user may write; remove it")]
+    NotOurs {
+        /// Which one.
+        path: PathBuf,
+    },
     /// A file operation failed.
     #[error("cannot {action} `{path}`")]
     File {

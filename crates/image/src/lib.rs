@@ -23,6 +23,7 @@ pub mod initrd;
 mod mirror;
 mod progress;
 mod root;
+mod scratch;
 mod source;
 mod tools;
 

@@ -8,11 +8,11 @@
 use crate::error::BuildError;
 use crate::mirror::{self, Mirror};
 use crate::progress::{Progress, ProgressFn};
+use crate::scratch::Scratch;
 use crate::source::{self, FILES, INITRD_MODULES, KERNEL_MODULES, KEYRING, SETUP, SUITE, VARIANT};
 use crate::tools;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Puts `root.erofs`, `vmlinuz`, `kernel-release` and `modules/` into `work`.
@@ -31,7 +31,8 @@ pub(crate) fn create(
     }
     require_subordinate_ids()?;
     write_source(work, certificates, progress)?;
-    from_first_that_works(&mirror::candidates(named_mirror)?, work, progress)?;
+    let mirrors = mirror::candidates(named_mirror)?;
+    from_first_that_works(&mirrors, work, &Scratch::open(progress)?, progress)?;
 
     let mut unpack = tools::command("tar")?;
     unpack
@@ -50,6 +51,7 @@ pub(crate) fn create(
 fn from_first_that_works(
     mirrors: &[Mirror],
     work: &Path,
+    scratch: &Scratch,
     progress: ProgressFn<'_>,
 ) -> Result<(), BuildError> {
     let mut result = Err(BuildError::BadMirror);
@@ -71,7 +73,7 @@ fn from_first_that_works(
             reached.fetch_or(matches!(told, Progress::Step(_)), Ordering::Relaxed);
             progress(told);
         };
-        result = debootstrap(work, mirror, &watched);
+        result = debootstrap(work, mirror, scratch, &watched);
         // Once the set-up script tells its steps, the mirror has done its part.
         let retry = matches!(result, Err(BuildError::Failed { .. }));
         if !retry || reached.load(Ordering::Relaxed) {
@@ -81,17 +83,17 @@ fn from_first_that_works(
     result
 }
 
-fn debootstrap(work: &Path, mirror: &Mirror, progress: ProgressFn<'_>) -> Result<(), BuildError> {
+fn debootstrap(
+    work: &Path,
+    mirror: &Mirror,
+    scratch: &Scratch,
+    progress: ProgressFn<'_>,
+) -> Result<(), BuildError> {
     let hook = |text: String| format!("--customize-hook={text}");
     let tar = quoted(&work.join("source.tar"));
     let out = |name: &str| format!("download /.pando/{name} {}", quoted(&work.join(name)));
 
-    let mut command = with_our_life("mmdebstrap")?;
-    // In a namespace, the root of the build must be able to reach its own folder:
-    // $HOME and the cache are closed to it, and /tmp is memory on some hosts.
-    if std::env::var_os("TMPDIR").is_none() {
-        command.env("TMPDIR", "/var/tmp");
-    }
+    let mut command = scratch.command("mmdebstrap")?;
     command
         .arg(if tools::is_root() {
             "--mode=root"
@@ -115,15 +117,6 @@ fn debootstrap(work: &Path, mirror: &Mirror, progress: ProgressFn<'_>) -> Result
         &mirror.sources_list(SUITE, KEYRING),
         progress,
     )
-}
-
-/// A command that is told to end, and so to clean up, when this thread is no more:
-/// a killed build would leave its temporary folder, with files of other users' ids.
-fn with_our_life(program: &'static str) -> Result<Command, BuildError> {
-    let path = tools::command(program)?.get_program().to_owned();
-    let mut command = tools::command("setpriv")?;
-    command.args(["--pdeathsig", "TERM"]).arg(path);
-    Ok(command)
 }
 
 /// What packages leave out is left out from the first one on.

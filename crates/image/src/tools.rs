@@ -27,7 +27,7 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
 }
 
 /// What building the base template runs.
-pub const REQUIRED_TOOLS: [Tool; 10] = [
+pub const REQUIRED_TOOLS: [Tool; 11] = [
     tool("mmdebstrap", "mmdebstrap"),
     tool("mkfs.erofs", "erofs-utils"),
     tool("mke2fs", "e2fsprogs"),
@@ -36,6 +36,7 @@ pub const REQUIRED_TOOLS: [Tool; 10] = [
     tool("dpkg-deb", "dpkg"),
     tool("tar", "tar"),
     tool("setpriv", "util-linux"),
+    tool("unshare", "util-linux"),
     Tool {
         program: "newuidmap",
         package: "uidmap",

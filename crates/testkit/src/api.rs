@@ -86,7 +86,7 @@ impl Api {
     }
 
     /// `GET path`, whose body is left to be read bit by bit.
-    pub fn open(&self, path: &str) -> impl std::io::Read + Send + 'static {
+    pub fn open(&self, path: &str) -> impl std::io::Read + Send + use<> {
         let request = self.agent.get(format!("{}{path}", self.url));
         let request = match &self.key {
             Some(key) => request.header("authorization", format!("Bearer {key}")),

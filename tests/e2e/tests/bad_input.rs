@@ -102,6 +102,7 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
     world.sh(&id, "true");
     let before = Footprint::of(&world);
     let exec = format!("/v1/sandboxes/{id}/exec");
+    let start = format!("/v1/sandboxes/{id}/start");
     let files = |query: &str| format!("/v1/sandboxes/{id}/files?{query}");
     let posts: Vec<(&str, &str, Value)> = vec![
         (
@@ -195,7 +196,7 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
         ),
         (
             "start what runs",
-            &format!("/v1/sandboxes/{id}/start"),
+            &start,
             json!({}),
         ),
     ];

@@ -17,6 +17,9 @@ const MAX_BYTES: usize = 256 << 10;
 /// What a chunk costs beside its bytes.
 const CHUNK_COST: usize = 128;
 
+/// Most bytes that one event carries.
+const MAX_JOINED_BYTES: usize = 64 << 10;
+
 /// Where output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
@@ -50,7 +53,7 @@ pub(crate) enum ExitStatus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Output.
-    Data(Stream, Bytes),
+    Data(Stream, Vec<u8>),
     /// The last event.
     End(Exit),
 }
@@ -73,6 +76,23 @@ impl Buffer {
             self.cost -= bytes.len() + CHUNK_COST;
             self.first += 1;
         }
+    }
+
+    /// The chunks of one stream from this index on, joined into one as far as they
+    /// fit, and their number: many small writes are to become few messages.
+    fn joined_from(&self, index: usize) -> Option<(Stream, Vec<u8>, u64)> {
+        let mut rest = self.chunks.iter().skip(index);
+        let (stream, first) = rest.next()?;
+        let mut joined = first.to_vec();
+        let mut count = 1;
+        for (next_stream, next) in rest {
+            if next_stream != stream || joined.len() + next.len() > MAX_JOINED_BYTES {
+                break;
+            }
+            joined.extend_from_slice(next);
+            count += 1;
+        }
+        Some((*stream, joined, count))
     }
 
     /// Drops what every follower has taken. Without followers nothing is taken.
@@ -172,14 +192,15 @@ impl Follower {
         let mut buffer = self.output.lock();
         let next = *buffer.followers.get(&self.id)?;
         let index = (next - buffer.first) as usize;
-        if let Some((stream, bytes)) = buffer.chunks.get(index).cloned() {
-            buffer.followers.insert(self.id, next + 1);
-            buffer.drop_taken();
-            drop(buffer);
-            self.output.room.notify_waiters();
-            return Some(Event::Data(stream, bytes));
-        }
-        buffer.exit.map(Event::End)
+        let (stream, bytes, count) = match buffer.joined_from(index) {
+            Some(joined) => joined,
+            None => return buffer.exit.map(Event::End),
+        };
+        buffer.followers.insert(self.id, next + count);
+        buffer.drop_taken();
+        drop(buffer);
+        self.output.room.notify_waiters();
+        Some(Event::Data(stream, bytes))
     }
 }
 
@@ -219,11 +240,12 @@ mod tests {
         let output = Arc::new(Output::default());
         let mut follower = output.follow();
         output.push(Stream::Stdout, "a".into()).await;
+        output.push(Stream::Stdout, "A".into()).await;
         output.push(Stream::Stderr, "b".into()).await;
         output.finish(EXIT);
         assert_eq!(
             follower.next().await,
-            Event::Data(Stream::Stdout, "a".into())
+            Event::Data(Stream::Stdout, "aA".into())
         );
         assert_eq!(
             follower.next().await,
@@ -244,7 +266,10 @@ mod tests {
         assert!(is_stuck(output.push(Stream::Stdout, chunk(7))).await);
         drop(slow);
         output.push(Stream::Stdout, chunk(7)).await;
-        assert_eq!(fast.next().await, Event::Data(Stream::Stdout, chunk(7)));
+        assert_eq!(
+            fast.next().await,
+            Event::Data(Stream::Stdout, chunk(7).to_vec())
+        );
     }
 
     #[tokio::test]
@@ -255,10 +280,8 @@ mod tests {
             output.push(Stream::Stdout, chunk(byte)).await;
         }
         let mut follower = output.follow();
-        assert_eq!(
-            follower.next().await,
-            Event::Data(Stream::Stdout, chunk(93))
-        );
+        let kept = [chunk(93), chunk(94)].concat();
+        assert_eq!(follower.next().await, Event::Data(Stream::Stdout, kept));
     }
 
     #[tokio::test]

@@ -210,7 +210,6 @@ fn signal_text(signal: i32) -> String {
 fn wire_event(event: Event) -> (ProcessEvent, bool) {
     let (event, last): (process_event::Event, bool) = match event {
         Event::Data(stream, bytes) => {
-            let bytes = bytes.to_vec();
             let output = match stream {
                 Stream::Stdout => process_event::data_event::Output::Stdout(bytes),
                 Stream::Stderr => process_event::data_event::Output::Stderr(bytes),

@@ -9,6 +9,7 @@ mod files;
 mod guest_file;
 mod sandboxes;
 mod server_info;
+mod stdin_queue;
 mod stream;
 
 use crate::gate::{no_method, no_route};

@@ -8,10 +8,11 @@
 //!
 //! Stdin goes through a queue of its own so that a signal overtakes stdin that
 //! nobody reads. The reader stops reading when the queue is full; a client that
-//! keeps to [`STDIN_WINDOW_BYTES`] never gets there. Output is pulled as fast as
+//! keeps to the window of [`pando_api::stream`] never gets there. Output is pulled as fast as
 //! the client takes it, what it leaves behind is the shim's to keep.
 
 use super::convert::{self, StreamStart};
+use super::stdin_queue::{Stdin, StdinReceiver, StdinSender, stdin_queue};
 use super::{Api, sandboxes};
 use crate::error::ApiError;
 use crate::gate::RequestId;
@@ -25,23 +26,19 @@ use bytes::Bytes;
 use futures::stream::{BoxStream, SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use pando_api::stream::{
-    ClientMessage, MESSAGE_BYTES, OutputFrame, STDIN_BYTE, STDIN_WINDOW_BYTES, ServerMessage,
-    StreamRequest,
+    ClientMessage, MESSAGE_BYTES, OutputFrame, STDIN_BYTE, ServerMessage, StreamRequest,
 };
 use pando_engine::EngineError;
 use pando_engine::request::{Caller, ProcessEvent, ProcessId, ProcessInput};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 /// The first message must be there by then.
 const FIRST_MESSAGE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A ping this often keeps the connection open in middleboxes and finds dead clients.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-
-/// Messages of stdin that wait at once, besides their bytes.
-const STDIN_MESSAGES: usize = 1024;
 
 /// Acknowledgements and errors for the writer; each input yields at most one.
 const NOTICES: usize = 64;
@@ -198,20 +195,18 @@ async fn read(
     process: ProcessId,
     notices: mpsc::Sender<Notice>,
 ) {
-    let window = Arc::new(Semaphore::new(STDIN_WINDOW_BYTES));
-    let (stdin, queued) = mpsc::channel(STDIN_MESSAGES);
+    let (stdin, queued) = stdin_queue();
     let feeding = feed(
         Arc::clone(&session),
         process.clone(),
         queued,
-        Arc::clone(&window),
         notices.clone(),
     );
     let taking = async {
         while let Some(Ok(message)) = source.next().await {
             let taken = match message {
                 Message::Text(text) => take_text(&session, &process, &text, &stdin).await,
-                Message::Binary(bytes) => take_stdin(bytes, &window, &stdin).await,
+                Message::Binary(bytes) => take_stdin(bytes, &stdin).await,
                 Message::Ping(_) | Message::Pong(_) => Ok(()),
                 Message::Close(_) => return,
             };
@@ -230,43 +225,31 @@ async fn take_text(
     session: &Session,
     process: &ProcessId,
     text: &str,
-    stdin: &mpsc::Sender<ProcessInput>,
+    stdin: &StdinSender,
 ) -> Result<(), ApiError> {
     let message =
         serde_json::from_str::<ClientMessage>(text).map_err(|error| bad_message(&error))?;
     match convert::process_input(&message)? {
         // The end of stdin keeps its place behind the data.
-        input @ (ProcessInput::CloseStdin | ProcessInput::Data(_)) => {
-            let _ = stdin.send(input).await;
-            Ok(())
-        }
+        ProcessInput::CloseStdin => stdin.send(Stdin::End).await,
+        // No text message stands for data.
+        ProcessInput::Data(data) => stdin.send(Stdin::Data(data)).await,
         input @ (ProcessInput::Signal(_) | ProcessInput::Resize(_)) => {
-            session.input(process, input).await
+            session.input(process, input).await?;
         }
     }
+    Ok(())
 }
 
-async fn take_stdin(
-    mut message: Bytes,
-    window: &Semaphore,
-    stdin: &mpsc::Sender<ProcessInput>,
-) -> Result<(), ApiError> {
+async fn take_stdin(mut message: Bytes, stdin: &StdinSender) -> Result<(), ApiError> {
     if message.first() != Some(&STDIN_BYTE) {
         return Err(ApiError::BadStream(
             "a binary message of the client begins with the byte 0".to_owned(),
         ));
     }
     let data = message.split_off(1);
-    if data.is_empty() {
-        return Ok(());
-    }
-    // A message is at most MESSAGE_BYTES, which is below the window and fits 32 bits.
-    if let Ok(permit) = window
-        .acquire_many(u32::try_from(data.len()).unwrap_or(u32::MAX))
-        .await
-    {
-        permit.forget();
-        let _ = stdin.send(ProcessInput::Data(data)).await;
+    if !data.is_empty() {
+        stdin.send(Stdin::Data(data)).await;
     }
     Ok(())
 }
@@ -275,33 +258,27 @@ async fn take_stdin(
 async fn feed(
     session: Arc<Session>,
     process: ProcessId,
-    mut queued: mpsc::Receiver<ProcessInput>,
-    window: Arc<Semaphore>,
+    mut queued: StdinReceiver,
     notices: mpsc::Sender<Notice>,
 ) {
-    while let Some(input) = queued.recv().await {
-        let bytes = if let ProcessInput::Data(data) = &input {
-            data.len()
-        } else {
-            0
-        };
-        let result = session.input(&process, input).await;
-        window.add_permits(bytes);
-        let notice = match result {
-            Ok(()) if bytes == 0 => continue,
-            Ok(()) => Notice::Say(ServerMessage::StdinConsumed {
-                bytes: bytes as u64,
-            }),
-            // A program that ended, or closed its stdin, leaves what is fed to it unread.
-            // Its exit is on its way to the client and says more than an error here would.
-            Err(error) => {
-                tracing::debug!(%error, "stdin was not taken");
-                Notice::Say(ServerMessage::StdinConsumed {
-                    bytes: bytes as u64,
-                })
+    while let Some(input) = queued.next().await {
+        let (input, bytes) = match input {
+            Stdin::Data(data) => {
+                let bytes = data.len();
+                (ProcessInput::Data(data), bytes)
             }
+            Stdin::End => (ProcessInput::CloseStdin, 0),
         };
-        if notices.send(notice).await.is_err() {
+        // A program that ended, or closed its stdin, leaves what is fed to it unread.
+        // Its exit is on its way to the client and says more than an error here would.
+        if let Err(error) = session.input(&process, input).await {
+            tracing::debug!(%error, "stdin was not taken");
+        }
+        queued.consumed(bytes);
+        let consumed = ServerMessage::StdinConsumed {
+            bytes: bytes as u64,
+        };
+        if bytes > 0 && notices.send(Notice::Say(consumed)).await.is_err() {
             return;
         }
     }
