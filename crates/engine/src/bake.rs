@@ -137,7 +137,7 @@ impl Bakery {
         let dir = self
             .dirs
             .create(&id)
-            .map_err(|error| no_space_or(error, "cannot make the bake's directory"))?;
+            .map_err(|error| no_space_or(&error, "cannot make the bake's directory"))?;
         let oven = Oven {
             dir: dir.clone(),
             shim: None,
@@ -189,7 +189,7 @@ impl Oven {
         kind: SnapshotKind,
         id: &SandboxId,
     ) -> Result<(Self, SnapshotResponse), EngineError> {
-        let failed = |error: std::io::Error| no_space_or(error, "cannot lay out the bake");
+        let failed = |error: std::io::Error| no_space_or(&error, "cannot lay out the bake");
         let base = &ingredients.base;
         for (path, name) in [
             (&base.root, spec::ROOT.to_owned()),

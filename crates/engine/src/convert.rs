@@ -39,7 +39,7 @@ pub(crate) fn input(input: ProcessInput) -> input_request::Input {
     }
 }
 
-pub(crate) fn exit(exit: shim::Exit) -> Exit {
+pub(crate) fn exit(exit: &shim::Exit) -> Exit {
     Exit {
         exit_code: exit.exit_code,
         signal: exit.signal,
@@ -48,7 +48,7 @@ pub(crate) fn exit(exit: shim::Exit) -> Exit {
 }
 
 pub(crate) fn exec_result(response: shim::ExecResponse) -> ExecResult {
-    let ended = response.exit.into_option().map(exit);
+    let ended = response.exit.into_option().as_ref().map(exit);
     ExecResult {
         exit: ended.unwrap_or(Exit {
             exit_code: None,
@@ -68,7 +68,7 @@ pub(crate) fn process_event(message: shim::AttachResponse) -> Option<ProcessEven
         attach_response::Event::Gap(gap) => ProcessEvent::Gap {
             lost_bytes: gap.lost_bytes,
         },
-        attach_response::Event::Exit(ended) => ProcessEvent::Exit(exit(*ended)),
+        attach_response::Event::Exit(ended) => ProcessEvent::Exit(exit(&ended)),
         attach_response::Event::Output(output) => {
             use attach_response::output::Stream;
             let stream = match output.stream.as_known()? {
@@ -92,7 +92,7 @@ pub(crate) fn process_info(info: shim::ProcessInfo) -> ProcessInfo {
         pid: info.pid,
         argv: info.argv,
         tty: info.tty,
-        exit: info.exit.into_option().map(exit),
+        exit: info.exit.into_option().as_ref().map(exit),
         started_at: UNIX_EPOCH
             .checked_add(Duration::from_millis(info.started_at_ms))
             .unwrap_or(UNIX_EPOCH),

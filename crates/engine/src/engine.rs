@@ -89,6 +89,8 @@ pub(crate) struct Inner {
     pub(crate) bakery: Bakery,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) started: Instant,
+    /// Hash and tenant of every key: each request compares with them.
+    keys: Vec<([u8; 32], String)>,
     /// Locked as long as the daemon lives.
     _lock: File,
 }
@@ -110,9 +112,8 @@ impl Engine {
     }
 
     /// Who holds this API key; compares hashes in constant time.
-    pub async fn authenticate(&self, key: &str) -> Option<Caller> {
-        let known = self.blocking(|inner| inner.index.keys()).await.ok()?;
-        keys::find(&known, key)
+    pub fn authenticate(&self, key: &str) -> Option<Caller> {
+        keys::find(&self.inner.keys, key)
     }
 
     /// Makes a sandbox and answers when it does. A caller that goes away before the
@@ -338,6 +339,7 @@ impl Inner {
         let lock = lock(&config.state_dir)?;
         let index = Index::open(&config.state_dir.join("pando.db"))?;
         keys::ensure_admin(&index, &config.admin_key)?;
+        let keys = index.keys()?;
         let host = Arc::new(Host::probe(&config)?);
         let sandboxes = config.state_dir.join(LAYOUT).join("sandboxes");
         let dirs = SandboxDirs::open(&sandboxes).map_err(|source| OpenError::Directory {
@@ -364,6 +366,7 @@ impl Inner {
             bakery,
             sandboxes: Sandboxes::default(),
             started: Instant::now(),
+            keys,
             _lock: lock,
         })
     }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::lchown;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl ShimStarter {
         let text =
             serde_json::to_vec_pretty(spec).map_err(|error| EngineError::internal(&error))?;
         write_whole(&dir.spec(), &text)
-            .map_err(|error| no_space_or(error, "cannot write the spec"))?;
+            .map_err(|error| no_space_or(&error, "cannot write the spec"))?;
         drop(fs::remove_file(dir.path().join(pando_shim::CAUSE_FILE)));
         let listener = listen(&dir.socket())
             .map_err(|error| failed("cannot make the shim's socket", &error))?;
@@ -75,7 +75,7 @@ impl ShimStarter {
         let process = ShimProcess::of(child.pid());
         if let Some(process) = process {
             write_whole(&dir.path().join("shim.pid"), process.to_line().as_bytes())
-                .map_err(|error| no_space_or(error, "cannot write the shim's process id"))?;
+                .map_err(|error| no_space_or(&error, "cannot write the shim's process id"))?;
         }
         tokio::task::spawn_blocking(move || drop(child.wait()));
         let client = ShimClient::connect(&dir.socket())
@@ -97,7 +97,7 @@ impl ShimStarter {
             ))
         };
         let log: OwnedFd = open_log(&dir.log())
-            .map_err(|error| no_space_or(error, "cannot write the shim's log"))?
+            .map_err(|error| no_space_or(&error, "cannot write the shim's log"))?
             .into();
         let log_too = log.try_clone().map_err(|error| failed(&error))?;
         let mut spawn = Spawn::new(&self.program)
@@ -281,7 +281,8 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Gives a sandbox's directory and what it may write to its account; the links to
 /// layers stay the daemon's.
 fn give_to(dir: &SandboxDir, identity: Identity) -> io::Result<()> {
-    let give = |path: &Path| chown(path, Some(identity.uid), Some(identity.gid));
+    // Never through a link: the sandbox's account could have put one there.
+    let give = |path: &Path| lchown(path, Some(identity.uid), Some(identity.gid));
     for place in [dir.path().to_path_buf(), dir.slot()] {
         give(&place)?;
         for entry in fs::read_dir(&place)? {
@@ -296,7 +297,7 @@ fn give_to(dir: &SandboxDir, identity: Identity) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn no_space_or(error: io::Error, what: &str) -> EngineError {
+pub(crate) fn no_space_or(error: &io::Error, what: &str) -> EngineError {
     if error.kind() == io::ErrorKind::StorageFull {
         EngineError::NoSpace(what.to_owned())
     } else {

@@ -116,9 +116,9 @@ impl Engine {
             .inner
             .dirs
             .create(&entry.id)
-            .map_err(|error| no_space_or(error, "cannot make the sandbox's directory"))?;
+            .map_err(|error| no_space_or(&error, "cannot make the sandbox's directory"))?;
         link_layers(&dir, snapshot, &ingredients.base.root)
-            .map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
+            .map_err(|error| no_space_or(&error, "cannot lay out the sandbox"))?;
         let begin = Begin::Spawn {
             clean_barrier: snapshot.manifest.clean_barrier,
             mount: false,
@@ -253,7 +253,7 @@ impl Engine {
         for layer in [&snapshot.manifest.memory, &snapshot.manifest.device_state] {
             dir.unlink(&layer.file)
                 .and_then(|()| dir.link(&snapshot.dir.join(&layer.file), &layer.file))
-                .map_err(|error| no_space_or(error, "cannot lay out the sandbox"))?;
+                .map_err(|error| no_space_or(&error, "cannot lay out the sandbox"))?;
         }
         self.set_state(entry, SandboxState::Creating, None, None)
             .await?;

@@ -54,7 +54,7 @@ pub async fn serve(
     };
     let key_check: KeyCheck = Arc::new(move |key| {
         let engine = engine.clone();
-        Box::pin(async move { engine.authenticate(&key).await })
+        Box::pin(async move { engine.authenticate(&key) })
     });
     let gate = Gate::new(rules, key_check, Doors { native, guest }, metrics);
     server::serve(listener, gate, shutdown).await;

@@ -34,6 +34,13 @@ pub(crate) struct Exit {
     pub(crate) timed_out: bool,
 }
 
+impl Exit {
+    /// The VM ended before the process did.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.exit_code.is_none() && self.signal.is_none()
+    }
+}
+
 impl From<&Exit> for shim::Exit {
     fn from(exit: &Exit) -> Self {
         Self {
@@ -297,6 +304,9 @@ where
             tokio::spawn(feed(self.client.clone(), process.pid, stdin));
         }
         let exit = process.ended().await;
+        if exit.is_unknown() {
+            return Err(ConnectError::unavailable(""));
+        }
         let capture = process.progress().capture.take().unwrap_or_default();
         Ok(Executed {
             process_id: process.id.clone(),

@@ -74,7 +74,13 @@ pub async fn run(dir: &Path, listener: std::os::unix::net::UnixListener) -> Resu
         format!("{word}\n{}\n", status.cause),
     ));
     // A snapshot that ended the VM is still being written and answered.
-    drop(machine.requests.subscribe().wait_for(|requests| *requests == 0).await);
+    drop(
+        machine
+            .requests
+            .subscribe()
+            .wait_for(|requests| *requests == 0)
+            .await,
+    );
     tokio::time::sleep(LINGER).await;
     serving.abort();
     Ok(())

@@ -20,9 +20,13 @@ use pando_wire::shim::{
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
+use tokio::sync::watch;
 
 /// Beyond the time the guest was given to end its processes: sync and unmount.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
+
+/// A broken channel is seen before the VMM's end, which says why; it follows at once.
+const CAUSE_WAIT: Duration = Duration::from_secs(1);
 
 /// The service over one machine.
 pub(crate) struct Service {
@@ -53,7 +57,7 @@ impl Service {
             result = work => match result {
                 // A broken channel is how a dying VM looks from here: wait a moment for the reason.
                 Err(error) if error.code == connectrpc::ErrorCode::Unavailable => {
-                    let ended = tokio::time::timeout(Duration::from_secs(1), until_ended(&mut status));
+                    let ended = tokio::time::timeout(CAUSE_WAIT, until_ended(&mut status));
                     Err(ended.await.map_or(error, |status| gone(&status)))
                 }
                 other => other,
@@ -67,7 +71,7 @@ fn gone(status: &Status) -> ConnectError {
     ConnectError::unavailable(status.cause.clone())
 }
 
-async fn until_ended(status: &mut tokio::sync::watch::Receiver<Status>) -> Status {
+async fn until_ended(status: &mut watch::Receiver<Status>) -> Status {
     let ended = status
         .wait_for(|status| matches!(status.state, State::STATE_STOPPED | State::STATE_FAILED))
         .await;
@@ -81,7 +85,7 @@ async fn until_ended(status: &mut tokio::sync::watch::Receiver<Status>) -> Statu
 }
 
 /// Lets answers that are on their way come first.
-async fn until_ended_delayed(status: &mut tokio::sync::watch::Receiver<Status>) -> Status {
+async fn until_ended_delayed(status: &mut watch::Receiver<Status>) -> Status {
     let status = until_ended(status).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     status
@@ -199,7 +203,12 @@ impl shim::Shim for Service {
             .get()
             .ok_or_else(|| ConnectError::failed_precondition("the sandbox is starting"))?;
         let process = running.processes.get(&request.process_id)?;
-        Ok(Response::stream(follow(process, request.from_offset)))
+        let status = self.machine.status.subscribe();
+        Ok(Response::stream(follow(
+            process,
+            request.from_offset,
+            status,
+        )))
     }
 
     async fn input(
@@ -232,7 +241,7 @@ impl shim::Shim for Service {
         let processes = self.running()?.processes.list();
         let processes = processes
             .iter()
-            .map(|process| process_info(process))
+            .map(process_info)
             .collect();
         Response::ok(ListProcessesResponse {
             processes,
@@ -345,9 +354,10 @@ fn process_info(process: &Arc<Process>) -> shim::ProcessInfo {
 fn follow(
     process: Arc<Process>,
     offset: u64,
+    status: watch::Receiver<Status>,
 ) -> impl stream::Stream<Item = Result<AttachResponse, ConnectError>> + Send {
-    stream::unfold(Some((process, offset)), |state| async move {
-        let (process, offset) = state?;
+    stream::unfold(Some((process, offset, status)), |state| async move {
+        let (process, offset, mut status) = state?;
         let (event, next) = match process.next(offset).await {
             Followed::Output(chunk) => {
                 let end = chunk.end();
@@ -364,7 +374,7 @@ fn follow(
                 };
                 (
                     attach_response::Event::Output(Box::new(output)),
-                    Some((process, end)),
+                    Some((process, end, status)),
                 )
             }
             Followed::Gap {
@@ -377,8 +387,14 @@ fn follow(
                 };
                 (
                     attach_response::Event::Gap(Box::new(gap)),
-                    Some((process, resume_at)),
+                    Some((process, resume_at, status)),
                 )
+            }
+            Followed::Exit(exit) if exit.is_unknown() => {
+                let ended = tokio::time::timeout(CAUSE_WAIT, until_ended(&mut status)).await;
+                let error =
+                    ended.map_or_else(|_| ConnectError::unavailable(""), |status| gone(&status));
+                return Some((Err(error), None));
             }
             Followed::Exit(exit) => (
                 attach_response::Event::Exit(Box::new(shim::Exit::from(&exit))),

@@ -6,6 +6,7 @@
 
 use pando_types::SandboxState;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -37,6 +38,14 @@ pub enum IndexError {
     /// The name is taken by a living sandbox.
     #[error("the name is taken")]
     NameTaken,
+    /// The file cannot be made or written.
+    #[error("cannot write `{path}`")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// SQLite failed.
     #[error("the index failed")]
     Sqlite(#[from] rusqlite::Error),
@@ -150,6 +159,7 @@ impl Index {
     /// # Errors
     /// It is newer, not a database, or not writable.
     pub fn open(path: &Path) -> Result<Self, IndexError> {
+        make_private(path)?;
         let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -404,6 +414,17 @@ fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), Ind
     Ok(())
 }
 
+/// Makes the file, if it is missing, with a mode that keeps it from other users: it
+/// holds sandboxes' environments. SQLite gives its files beside it the same mode.
+fn make_private(path: &Path) -> Result<(), IndexError> {
+    let mut options = std::fs::OpenOptions::new();
+    let made = options.create(true).append(true).mode(0o600).open(path);
+    made.map(drop).map_err(|source| IndexError::File {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
 fn migrate(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let found: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if found > SCHEMA_VERSION {
@@ -478,6 +499,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::open(&dir.path().join("pando.db")).unwrap();
         (dir, index)
+    }
+
+    #[test]
+    fn the_index_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (dir, index) = fresh();
+        index.add_sandbox(&row("a", None), &EVENT).unwrap();
+        for name in ["pando.db", "pando.db-wal", "pando.db-shm"] {
+            let mode = std::fs::metadata(dir.path().join(name))
+                .unwrap()
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
     }
 
     #[test]

@@ -273,6 +273,10 @@ fn open_ends(wiring: Wiring, user: &User) -> io::Result<(Ends, [OwnedFd; 3])> {
     };
     let (stdout, stdout_writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, stderr_writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    for pipe in [&stdout, &stderr] {
+        // The usual size does as well.
+        let _ = rustix::pipe::fcntl_setpipe_size(pipe, pump::PIPE_BYTES);
+    }
     let ends = Ends {
         input,
         output: vec![(Stream::Stdout, stdout), (Stream::Stderr, stderr)],

@@ -14,8 +14,16 @@ use tokio::time::Instant;
 
 use super::output::{Output, Stream};
 
-/// One read. A pipe holds 64 KiB.
-const READ_BYTES: usize = 32 << 10;
+/// One read: as much as one event carries.
+const READ_BYTES: usize = 64 << 10;
+
+/// What a pipe holds: the process can go on while its output is being sent.
+pub(super) const PIPE_BYTES: usize = 256 << 10;
+
+/// Output that comes faster than this is collected for as long before it is read
+/// again. Otherwise every small write would be a wake-up and a message, which cost
+/// as much as half a millisecond without KVM. The first after a pause is not held up.
+const COLLECT_TIME: Duration = Duration::from_millis(1);
 
 /// After a process has ended, how long its pipes may stay open in children it left
 /// behind before its end is reported. What it wrote itself is never cut off.
@@ -78,6 +86,7 @@ impl Pump {
         stream: Stream,
         output: &Output,
     ) -> Option<()> {
+        let mut last_read = None;
         loop {
             let bytes = tokio::select! {
                 biased;
@@ -85,6 +94,14 @@ impl Pump {
                 _ = ended.wait_for(|ended| *ended) => return Some(()),
             };
             output.push(stream, bytes).await;
+            let now = Instant::now();
+            if last_read.is_some_and(|last| now - last < COLLECT_TIME * 2) {
+                tokio::select! {
+                    () = tokio::time::sleep(COLLECT_TIME) => {}
+                    _ = ended.wait_for(|ended| *ended) => return Some(()),
+                }
+            }
+            last_read = Some(Instant::now());
         }
     }
 
