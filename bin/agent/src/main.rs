@@ -33,7 +33,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use pando_wire::channel::GuestPort;
 use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::boot::Bake;
@@ -55,6 +55,9 @@ const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(600);
 
 /// Every process takes three descriptors, every transfer one.
 const OPEN_FILES: u64 = 65_536;
+
+/// As `nice` counts.
+const HIGHEST_PRIORITY: i32 = -20;
 
 fn main() {
     std::panic::set_hook(Box::new(|panic| {
@@ -92,6 +95,10 @@ fn run() -> Result<()> {
 fn protect_self() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
         log!("cannot leave the reach of the OOM killer: {error}");
+    }
+    // Whatever user processes do, the agent runs next.
+    if let Err(error) = setpriority_process(None, HIGHEST_PRIORITY) {
+        log!("cannot raise the agent's priority: {error}");
     }
     // Only what is touched: locking all of it would cost the whole heap's room.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use pando_wire::guest::resume::Step;
 use pando_wire::guest::{Resume, Resumed};
 use rustix::time::{ClockId, Timespec, clock_settime};
 use tokio::time::Instant;
@@ -25,6 +26,9 @@ const HOOKS_TIME: Duration = Duration::from_secs(10);
 
 /// Applies the message. What fails without harm is a warning in the answer.
 pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
+    if resume.step == Step::STEP_SETTLE {
+        return settle(sandbox, &resume);
+    }
     let mut warnings = Vec::new();
     let mut note = |step: &str, result: Result<()>| {
         if let Err(error) = result {
@@ -49,13 +53,24 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
         });
         note("hooks", run_hooks(sandbox).await);
     }
-    note(
-        "thaw",
-        sandbox
-            .cgroup
-            .thaw()
-            .context("cannot thaw the user's processes"),
-    );
+    answer(sandbox, warnings, error)
+}
+
+/// The second step: nothing that takes time stands between the clock and the thaw.
+fn settle(sandbox: &Arc<Sandbox>, resume: &Resume) -> Resumed {
+    let clock = set_clock(resume.wall_clock_ns);
+    let thawed = sandbox.cgroup.thaw();
+    let mut warnings = Vec::new();
+    if let Err(error) = clock {
+        warnings.push(format!("clock: {error:#}"));
+    }
+    if let Err(error) = thawed {
+        warnings.push(format!("cannot thaw the user's processes: {error}"));
+    }
+    answer(sandbox, warnings, String::new())
+}
+
+fn answer(sandbox: &Arc<Sandbox>, warnings: Vec<String>, error: String) -> Resumed {
     for warning in &warnings {
         log!("resume: {warning}");
     }

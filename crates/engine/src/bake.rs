@@ -22,6 +22,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Raised when a bake made by older code must not be used by newer.
 const BAKE_FORMAT: u32 = 1;
 
+/// Bakes in the cache: eight sizes, both kinds. About 150 MiB each. A sandbox keeps what
+/// it was made from by its own links, so none in use is lost.
+const BAKES_KEPT: usize = 16;
+
 /// Where bakes come from and go to.
 #[derive(Debug)]
 pub(crate) struct Bakery {
@@ -110,7 +114,10 @@ impl Bakery {
         };
         let _turn = lock.lock().await;
         match self.bakes.get(&key) {
-            Ok(Some(snapshot)) => return Ok(snapshot),
+            Ok(Some(snapshot)) => {
+                self.bakes.mark_used(&key);
+                return Ok(snapshot);
+            }
             Ok(None) => {}
             // A damaged bake is made anew: it is only a cache.
             Err(error) => {
@@ -158,6 +165,7 @@ impl Bakery {
             let manifest = gather(&oven.dir, &staging, &taken, &ingredients, machine, kind)?;
             let published = bakes.publish(staging, &key, &manifest);
             drop(oven);
+            bakes.evict(BAKES_KEPT)?;
             published
         });
         let published = published
@@ -274,6 +282,15 @@ fn gather(
     kind: SnapshotKind,
 ) -> Result<Manifest, pando_store::StoreError> {
     let slot = dir.slot();
+    let named = [
+        &taken.disk_file,
+        &taken.memory_file,
+        &taken.device_state_file,
+    ];
+    // A shim's answer: a name in its slot, or nothing.
+    if let Some(odd) = named.into_iter().find(|name| !is_plain(name)) {
+        return Err(pando_store::StoreError::Key(odd.clone()));
+    }
     let base = (ingredients.base.disk.clone(), spec::disk(0));
     let mut sources = vec![base];
     if kind == SnapshotKind::Ready {
@@ -303,6 +320,14 @@ fn gather(
         device_state,
         clean_barrier: !taken.forced,
     })
+}
+
+fn is_plain(name: &str) -> bool {
+    !name.starts_with('.')
+        && !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte))
 }
 
 /// Puts a snapshot's layers and the root image into a sandbox's slot.

@@ -12,7 +12,8 @@ use pando_store::{Index, LAYOUT, NewEvent, SandboxDirs, Snapshots};
 use pando_types::SandboxState;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -336,6 +337,8 @@ impl Inner {
     fn open(config: EngineConfig) -> Result<Self, OpenError> {
         make_dir(&config.state_dir, 0o711)?;
         make_dir(&config.cache_dir, 0o755)?;
+        // Whoever made it: its names are nobody else's business.
+        set_mode(&config.state_dir, 0o711)?;
         let lock = lock(&config.state_dir)?;
         let index = Index::open(&config.state_dir.join("pando.db"))?;
         keys::ensure_admin(&index, &config.admin_key)?;
@@ -346,8 +349,12 @@ impl Inner {
             path: sandboxes,
             source,
         })?;
+        let program = shim_program(&config).map_err(|source| OpenError::Directory {
+            path: config.shim_program.clone(),
+            source,
+        })?;
         let starter = ShimStarter {
-            program: config.shim_program.clone(),
+            program,
             qemu: config.qemu.clone(),
             jail: config.jail,
         };
@@ -378,6 +385,38 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), OpenError> {
         path: path.to_path_buf(),
         source,
     })
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), OpenError> {
+    let set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    set.map_err(|source| OpenError::Directory {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+/// The program that shims are started from. As root that is a copy in the state
+/// directory: a sandbox's account may not reach ours, in a home directory say. Shims that
+/// run keep the copy they were started from.
+fn shim_program(config: &EngineConfig) -> io::Result<PathBuf> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(config.shim_program.clone());
+    }
+    let directory = config.state_dir.join(LAYOUT);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(&directory)?;
+    let (program, fresh) = (directory.join("pando"), directory.join("pando.new"));
+    // Left by a daemon that was killed here.
+    drop(fs::remove_file(&fresh));
+    let (from, to) = (File::open(&config.shim_program)?, File::create_new(&fresh)?);
+    pando_sys::file::share_or_copy(&from, &to)?;
+    to.set_permissions(fs::Permissions::from_mode(0o755))?;
+    // An open file that may be written cannot be run.
+    drop(to);
+    fs::rename(&fresh, &program)?;
+    Ok(program)
 }
 
 /// One daemon per state directory: the lock goes with the process, however it ends.

@@ -99,7 +99,9 @@ impl EngineError {
                 "`pando logs ID` shows the guest's console"
             }
             Self::BakeFailed { .. } => "`pando doctor` checks what the host lacks",
-            Self::NoSpace(_) => "`pando df` shows what takes space",
+            Self::NoSpace(_) => {
+                "free some: `pando doctor --paths` shows where Pando keeps its files"
+            }
             Self::Internal(_) => "`pando logs` shows the daemon's log",
             Self::Invalid(_) | Self::CannotRun(_) => return None,
         })

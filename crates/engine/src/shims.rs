@@ -3,15 +3,16 @@
 use crate::EngineError;
 use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
-use pando_store::SandboxDir;
+use pando_store::{SandboxDir, read_untrusted};
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
+use pando_sys::readiness::Readiness;
 use pando_sys::spawn::{Child, Identity, Limit, Spawn};
 use pando_wire::shim::{ReadyRequest, ReadyResponse};
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::lchown;
+use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,7 +65,7 @@ impl ShimStarter {
             serde_json::to_vec_pretty(spec).map_err(|error| EngineError::internal(&error))?;
         write_whole(&dir.spec(), &text)
             .map_err(|error| no_space_or(&error, "cannot write the spec"))?;
-        drop(fs::remove_file(dir.path().join(pando_shim::CAUSE_FILE)));
+        drop(fs::remove_file(dir.ended()));
         let listener = listen(&dir.socket())
             .map_err(|error| failed("cannot make the shim's socket", &error))?;
         if let Some(identity) = identity {
@@ -74,10 +75,10 @@ impl ShimStarter {
         let child = self.spawn(dir, listener, identity)?;
         let process = ShimProcess::of(child.pid());
         if let Some(process) = process {
-            write_whole(&dir.path().join("shim.pid"), process.to_line().as_bytes())
+            write_whole(&dir.process(), process.to_line().as_bytes())
                 .map_err(|error| no_space_or(&error, "cannot write the shim's process id"))?;
         }
-        tokio::task::spawn_blocking(move || drop(child.wait()));
+        tokio::spawn(reap(child));
         let client = ShimClient::connect(&dir.socket())
             .await
             .map_err(|error| failed("the shim does not answer", &error))?;
@@ -129,7 +130,9 @@ impl ShimStarter {
         dir: &SandboxDir,
     ) -> Result<Ruleset, pando_sys::jail::landlock::RulesetError> {
         let mut policy = Policy::new()
-            .allow(dir.path(), Access::Manage)
+            .allow(&dir.spec(), Access::Read)
+            .allow(&dir.slot(), Access::Manage)
+            .allow(&dir.shim(), Access::Manage)
             .allow(&self.program, Access::Execute)
             .allow(&self.qemu, Access::Execute)
             .allow(Path::new("/proc"), Access::Read)
@@ -193,7 +196,7 @@ impl ShimProcess {
 
     /// The process that was written down in a sandbox's directory.
     pub(crate) fn read(dir: &SandboxDir) -> Option<Self> {
-        let text = fs::read_to_string(dir.path().join("shim.pid")).ok()?;
+        let text = fs::read_to_string(dir.process()).ok()?;
         let (pid, ticks) = text.trim().split_once(' ')?;
         Some(Self {
             pid: pid.parse().ok()?,
@@ -226,16 +229,23 @@ impl ShimProcess {
     }
 }
 
+/// Waits for a child's end, so that it leaves no zombie.
+async fn reap(child: Child) {
+    if let Ok(ended) = child.pidfd().try_clone_to_owned().and_then(Readiness::new) {
+        drop(ended.readable().await);
+    }
+    drop(child.try_wait());
+}
+
 /// Bytes of a log that are shown when a VM did not come up.
-const TAIL_BYTES: usize = 4 << 10;
+const TAIL_BYTES: u64 = 4 << 10;
 
 /// Puts the end of a sandbox's logs into ours, before they are removed with it.
 pub(crate) fn log_last_words(dir: &SandboxDir) {
     for path in [dir.log(), dir.console()] {
-        let bytes = fs::read(&path).unwrap_or_default();
-        let end = &bytes[bytes.len().saturating_sub(TAIL_BYTES)..];
+        let end = read_untrusted(&path, TAIL_BYTES).unwrap_or_default();
         // A guest writes the console: its control characters are not for our terminal.
-        let text = String::from_utf8_lossy(end).replace(|c: char| c.is_control() && c != '\n', "");
+        let text = String::from_utf8_lossy(&end).replace(|c: char| c.is_control() && c != '\n', "");
         if !text.trim().is_empty() {
             tracing::warn!(log = %path.display(), "{}", text.trim());
         }
@@ -278,12 +288,15 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// Gives a sandbox's directory and what it may write to its account; the links to
-/// layers stay the daemon's.
+/// Gives a sandbox's two directories and what it may write in them to its account; the
+/// links to layers stay the daemon's.
 fn give_to(dir: &SandboxDir, identity: Identity) -> io::Result<()> {
     // Never through a link: the sandbox's account could have put one there.
     let give = |path: &Path| lchown(path, Some(identity.uid), Some(identity.gid));
-    for place in [dir.path().to_path_buf(), dir.slot()] {
+    // Its environment may hold secrets: for this account's eyes only, and not to be changed.
+    lchown(dir.spec(), Some(0), Some(identity.gid))?;
+    fs::set_permissions(dir.spec(), fs::Permissions::from_mode(0o640))?;
+    for place in [dir.slot(), dir.shim()] {
         give(&place)?;
         for entry in fs::read_dir(&place)? {
             let entry = entry?;

@@ -8,7 +8,10 @@ use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
-use pando_store::{IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind};
+use pando_store::{
+    IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, read_untrusted,
+};
+use pando_sys::spawn::Identity;
 use pando_types::{SandboxState, Size, TemplateRef, limits};
 use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
 use std::collections::BTreeMap;
@@ -159,7 +162,7 @@ impl Engine {
         if ready.state != State::STATE_RUNNING {
             return Err(EngineError::SpawnFailed(ready.cause));
         }
-        self.now_running(entry, &ready, &shim).await
+        self.now_running(entry, &ready, &shim, identity).await
     }
 
     async fn now_running(
@@ -167,12 +170,15 @@ impl Engine {
         entry: &Arc<Entry>,
         ready: &ReadyResponse,
         shim: &Arc<Shim>,
+        identity: Option<Identity>,
     ) -> Result<(), EngineError> {
         for warning in &ready.warnings {
             tracing::warn!(sandbox = %entry.id, "{warning}");
         }
         tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
-        let isolation = self.isolation_json(ready.layers.clone())?;
+        let mut layers = ready.layers.clone();
+        layers.extend(identity.map(|identity| format!("account {}", identity.uid)));
+        let isolation = self.isolation_json(layers)?;
         self.set_state(entry, SandboxState::Running, None, Some(isolation))
             .await?;
         self.watch(entry, shim);
@@ -333,6 +339,9 @@ impl Engine {
     }
 }
 
+/// A shim's last words are a sentence or two.
+const CAUSE_BYTES: u64 = 4 << 10;
+
 /// Waits for a VM's end and says what it means.
 async fn end_of(shim: &Shim, dir: &SandboxDir) -> (SandboxState, String) {
     if let Ok(mut states) = shim.client.rpc.watch(WatchRequest::default()).await {
@@ -350,7 +359,8 @@ async fn end_of(shim: &Shim, dir: &SandboxDir) -> (SandboxState, String) {
 
 /// What a shim wrote before it left.
 pub(crate) fn last_words(dir: &SandboxDir) -> Option<(SandboxState, String)> {
-    let text = std::fs::read_to_string(dir.path().join(pando_shim::CAUSE_FILE)).ok()?;
+    let text = read_untrusted(&dir.ended(), CAUSE_BYTES).ok()?;
+    let text = String::from_utf8_lossy(&text);
     let (word, cause) = text.split_once('\n')?;
     Some((word.parse().ok()?, cause.trim().to_owned()))
 }

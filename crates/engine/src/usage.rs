@@ -16,6 +16,9 @@ use pando_wire::shim;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The end of a console that is shown; its log is bounded too, by a jailed process.
+const CONSOLE_BYTES: u64 = 1 << 20;
+
 impl Engine {
     /// A no-op through the agent. Legal while the sandbox runs.
     ///
@@ -213,11 +216,13 @@ impl Engine {
             return Ok(response.into_owned().text);
         }
         let path = self.inner.dirs.get(&entry.id).console();
-        self.blocking(move |_| match std::fs::read(path) {
-            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-            Err(error) => Err(error),
-        })
+        self.blocking(
+            move |_| match pando_store::read_untrusted(&path, CONSOLE_BYTES) {
+                Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+                Err(error) => Err(error),
+            },
+        )
         .await
     }
 

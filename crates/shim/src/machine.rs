@@ -213,7 +213,7 @@ impl Machine {
                 nic: nic_vmm.into(),
             },
             slot,
-            console: self.dir.join("console.log"),
+            console: self.dir.join(pando_store::SHIM).join("console.log"),
             jail: if spec.jail {
                 Jail::Strict { identity: None }
             } else {
@@ -279,7 +279,8 @@ impl Machine {
     pub(crate) fn console(&self) -> String {
         match self.running.get() {
             Some(running) => running.qemu.console_tail(),
-            None => std::fs::read_to_string(self.dir.join("console.log")).unwrap_or_default(),
+            None => std::fs::read_to_string(self.dir.join(pando_store::SHIM).join("console.log"))
+                .unwrap_or_default(),
         }
     }
 }

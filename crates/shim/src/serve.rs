@@ -27,7 +27,7 @@ pub const LISTENER_FD: RawFd = 3;
 const LINGER: Duration = Duration::from_secs(30);
 
 /// The state and cause of the VM's end, for a daemon that was not there.
-pub const CAUSE_FILE: &str = "ended";
+pub const CAUSE_FILE: &str = "shim/ended";
 
 /// Received but not consumed bytes of one stream and of one connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;

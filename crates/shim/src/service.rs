@@ -239,10 +239,7 @@ impl shim::Shim for Service {
         _: ServiceRequest<'_, ListProcessesRequest>,
     ) -> ServiceResult<ListProcessesResponse> {
         let processes = self.running()?.processes.list();
-        let processes = processes
-            .iter()
-            .map(process_info)
-            .collect();
+        let processes = processes.iter().map(process_info).collect();
         Response::ok(ListProcessesResponse {
             processes,
             ..Default::default()

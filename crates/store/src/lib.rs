@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! CACHE_DIR/v1/bakes/<content hash>/   manifest, memory, device state, disk layer
-//! STATE_DIR/v1/sandboxes/<id>/         spec, sockets, logs
+//! STATE_DIR/v1/sandboxes/<id>/         spec, socket, log, process id: the daemon's
+//! STATE_DIR/v1/sandboxes/<id>/shim/    what the shim writes
 //! STATE_DIR/v1/sandboxes/<id>/slot/    what the VMM may see: hard links to layers, its own disk
 //! STATE_DIR/pando.db                   the index (SQLite, WAL)
 //! ```
@@ -24,7 +25,7 @@ pub use index::{
 };
 pub use layer::{Layer, LayerError, hash_file};
 pub use manifest::{Machine, Manifest, ManifestError, SnapshotKind};
-pub use sandbox_dir::{SLOT, SandboxDir, SandboxDirs};
+pub use sandbox_dir::{SHIM, SLOT, SandboxDir, SandboxDirs, read_untrusted};
 pub use snapshots::{Snapshot, Snapshots, Staging, StoreError};
 
 /// The version in the name of the on-disk layout's top directory.

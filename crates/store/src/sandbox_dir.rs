@@ -1,14 +1,25 @@
-//! One directory per sandbox, and in it the slot: all that its VMM may see.
+//! One directory per sandbox, which the daemon owns, and in it two that the sandbox's
+//! account owns: the slot, all that its VMM may see, and `shim`, for what its shim writes.
+//!
+//! ```text
+//! <id>/            the daemon's: no jailed process can rename or replace what is in it
+//!   spec.json shim.pid shim.log shim.sock
+//!   slot/          hard links to layers, the sandbox's own disk, what a snapshot writes
+//!   shim/          console.log, ended
+//! ```
 
 use crate::fault;
 use pando_types::SandboxId;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Name of the slot directory in a sandbox's directory.
 pub const SLOT: &str = "slot";
+
+/// Name of the shim's own directory in a sandbox's directory.
+pub const SHIM: &str = "shim";
 
 /// The directory that holds one directory per sandbox.
 #[derive(Clone, Debug)]
@@ -48,9 +59,10 @@ impl SandboxDirs {
     /// It exists or cannot be made.
     pub fn create(&self, id: &SandboxId) -> io::Result<SandboxDir> {
         let made = self.get(id);
-        let builder = |path: &Path| DirBuilder::new().mode(0o700).create(path);
-        builder(&made.dir)?;
-        builder(&made.slot())?;
+        let make = |path: &Path, mode| DirBuilder::new().mode(mode).create(path);
+        make(&made.dir, 0o711)?;
+        make(&made.slot(), 0o700)?;
+        make(&made.shim(), 0o700)?;
         fault::point("sandbox.dir_made");
         Ok(made)
     }
@@ -81,6 +93,21 @@ impl SandboxDir {
         self.dir.join(SLOT)
     }
 
+    /// Where the shim's own files are.
+    pub fn shim(&self) -> PathBuf {
+        self.dir.join(SHIM)
+    }
+
+    /// The shim's process, as the daemon noted it.
+    pub fn process(&self) -> PathBuf {
+        self.dir.join("shim.pid")
+    }
+
+    /// How the VM ended, in the shim's words.
+    pub fn ended(&self) -> PathBuf {
+        self.shim().join("ended")
+    }
+
     /// The shim's description of what to run.
     pub fn spec(&self) -> PathBuf {
         self.dir.join("spec.json")
@@ -98,7 +125,7 @@ impl SandboxDir {
 
     /// The guest's serial console, the last part of it.
     pub fn console(&self) -> PathBuf {
-        self.dir.join("console.log")
+        self.shim().join("console.log")
     }
 
     /// Puts a published layer into the slot under `name`: a hard link, so that the inode
@@ -141,6 +168,21 @@ impl SandboxDir {
     }
 }
 
+/// Reads at most the last `limit` bytes of a file that a jailed process wrote; what is
+/// not a plain file (a link, a pipe) is an error, and nothing waits for it.
+///
+/// # Errors
+/// It is not there, not a plain file, or cannot be read.
+pub fn read_untrusted(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = pando_sys::file::open_untrusted(path)?;
+    let length = file.metadata()?.len();
+    let start = length.saturating_sub(limit);
+    let mut bytes = vec![0; usize::try_from(length - start).unwrap_or(0)];
+    let read = file.read_at(&mut bytes, start)?;
+    bytes.truncate(read);
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,5 +205,17 @@ mod tests {
         made.remove().unwrap();
         made.remove().unwrap();
         assert!(dirs.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_a_jail_wrote_is_read_in_part_and_never_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "0123456789").unwrap();
+        assert_eq!(read_untrusted(&file, 4).unwrap(), b"6789");
+        assert_eq!(read_untrusted(&file, 40).unwrap(), b"0123456789");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(read_untrusted(&link, 4).is_err());
+        assert!(read_untrusted(dir.path(), 4).is_err());
     }
 }

@@ -213,6 +213,39 @@ impl Snapshots {
         Ok(keys)
     }
 
+    /// Notes that a snapshot is of use; see [`Self::evict`].
+    pub fn mark_used(&self, key: &str) {
+        let manifest = self.path(key).and_then(|dir| {
+            let path = dir.join(MANIFEST);
+            File::open(&path).map_err(io_error("open", &path))
+        });
+        if let Ok(manifest) = manifest {
+            // Only an order: that it cannot be written changes nothing else.
+            drop(manifest.set_modified(std::time::SystemTime::now()));
+        }
+    }
+
+    /// Keeps the `keep` snapshots that were of use last, and removes the others.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or one cannot be removed.
+    pub fn evict(&self, keep: usize) -> Result<(), StoreError> {
+        let mut by_use: Vec<_> = self
+            .keys()?
+            .into_iter()
+            .filter_map(|key| {
+                let manifest = self.dir.join(&key).join(MANIFEST);
+                let used = fs::metadata(manifest).and_then(|metadata| metadata.modified());
+                Some((used.ok()?, key))
+            })
+            .collect();
+        by_use.sort();
+        let surplus = by_use.len().saturating_sub(keep);
+        by_use[..surplus]
+            .iter()
+            .try_for_each(|(_, key)| self.remove(key))
+    }
+
     /// Removes a snapshot. What sandboxes linked from it stays theirs.
     ///
     /// # Errors
@@ -283,7 +316,7 @@ impl Staging {
     /// It cannot be read, written or hashed.
     pub fn adopt(&self, source: &Path, name: &str) -> Result<Layer, StoreError> {
         let target = self.dir.join(name);
-        let from = File::open(source).map_err(io_error("open", source))?;
+        let from = pando_sys::file::open_untrusted(source).map_err(io_error("open", source))?;
         let to = File::options()
             .read(true)
             .write(true)
@@ -430,6 +463,24 @@ mod tests {
             snapshots.get("key"),
             Err(StoreError::Layer(_, LayerError::Length { .. }))
         ));
+    }
+
+    #[test]
+    fn what_was_of_use_last_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(dir.path()).unwrap();
+        for key in ["one", "two", "three"] {
+            let (staging, manifest) = staged(&snapshots, key);
+            snapshots.publish(staging, key, &manifest).unwrap();
+            let old = std::time::SystemTime::UNIX_EPOCH;
+            File::open(dir.path().join(key).join(MANIFEST))
+                .unwrap()
+                .set_modified(old)
+                .unwrap();
+        }
+        snapshots.mark_used("two");
+        snapshots.evict(1).unwrap();
+        assert_eq!(snapshots.keys().unwrap(), ["two"]);
     }
 
     #[test]

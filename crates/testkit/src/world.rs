@@ -307,7 +307,7 @@ impl World {
             return;
         };
         for sandbox in sandboxes.flatten() {
-            for name in ["shim.log", "console.log"] {
+            for name in ["shim.log", "shim/console.log", "shim/ended"] {
                 let path = sandbox.path().join(name);
                 if path.exists() {
                     eprintln!("--- {}\n{}", path.display(), tail(&path));

@@ -194,11 +194,7 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
             &exec,
             json!({ "argv": ["true"], "timeout_s": -1 }),
         ),
-        (
-            "start what runs",
-            &start,
-            json!({}),
-        ),
+        ("start what runs", &start, json!({})),
     ];
     let mut table = String::new();
     for (row, path, body) in &posts {

@@ -121,6 +121,7 @@ impl ChildShim {
         let dir = children.join(format!("c{number}"));
         let (from, slot) = (source.join("slot"), dir.join("slot"));
         fs::create_dir_all(&slot).unwrap();
+        fs::create_dir(dir.join("shim")).unwrap();
         let mut links = vec![
             (taken.memory_file.clone(), spec::MEMORY.to_owned()),
             (

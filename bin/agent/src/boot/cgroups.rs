@@ -1,6 +1,10 @@
 //! Three cgroups: `user` for everything that is not the agent, limited so that the
 //! agent and the kernel always have room; `hooks` for what runs while `user` is
 //! frozen; and `agent`.
+//!
+//! CPU time is not theirs to share out: without the cpu controller the scheduler
+//! gives every session an equal part (autogroups), so what a client starts gets its
+//! turn beside a fork bomb of another session. The agent has the highest priority.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -25,8 +29,16 @@ const PROCESSES_PER_MIB: u64 = 8;
 const MIN_PROCESSES: u64 = 1024;
 const MAX_PROCESSES: u64 = 16384;
 
-/// Relative to 100 of user processes: whatever they do, the agent runs next.
-const AGENT_CPU_WEIGHT: &str = "10000";
+/// How a freeze is waited for: at first with the whole agent standing still, so that
+/// the others have the CPU.
+const SHORT_PAUSES: [Duration; 5] = [
+    Duration::from_micros(100),
+    Duration::from_micros(200),
+    Duration::from_micros(400),
+    Duration::from_micros(800),
+    Duration::from_micros(1600),
+];
+const LONG_PAUSE: Duration = Duration::from_millis(2);
 
 /// The cgroup of user processes, everything it takes to freeze it already open.
 pub(crate) struct UserCgroup {
@@ -45,7 +57,7 @@ impl UserCgroup {
     /// The kernel lacks cgroup v2 or its freezer.
     pub(crate) fn create(memory_total_bytes: u64) -> Result<Self> {
         let root = Path::new(CGROUPS);
-        for controller in ["memory", "pids", "cpu", "io"] {
+        for controller in ["memory", "pids"] {
             let control = root.join("cgroup.subtree_control");
             if let Err(error) = fs::write(control, format!("+{controller}")) {
                 log!("no {controller} controller: {error}");
@@ -57,7 +69,6 @@ impl UserCgroup {
         }
         fs::write(agent.join("cgroup.procs"), "0").context("cannot enter the agent's cgroup")?;
         let limits = [
-            (agent.join("cpu.weight"), AGENT_CPU_WEIGHT.to_owned()),
             (
                 user.join("memory.max"),
                 memory_max(memory_total_bytes).to_string(),
@@ -110,19 +121,25 @@ impl UserCgroup {
     pub(crate) async fn freeze(&self, limit: Duration) -> std::io::Result<Vec<u32>> {
         (&self.freeze).write_all(b"1")?;
         let deadline = Instant::now() + limit;
-        let mut pause = Duration::from_millis(1);
-        loop {
-            // Usually they are by the time they were told; give them the CPU once.
-            tokio::task::yield_now().await;
-            if self.read(&self.events)?.contains("frozen 1") {
+        // Usually they are frozen as soon as they had the CPU for a moment. The
+        // kernel's own notice of that comes up to 10 ms late, the runtime's timer 4 ms.
+        for pause in SHORT_PAUSES {
+            if self.is_frozen()? {
                 return Ok(Vec::new());
             }
+            std::thread::sleep(pause);
+        }
+        while !self.is_frozen()? {
             if Instant::now() >= deadline {
                 return self.uninterruptible();
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(50));
+            tokio::time::sleep(LONG_PAUSE).await;
         }
+        Ok(Vec::new())
+    }
+
+    fn is_frozen(&self) -> std::io::Result<bool> {
+        Ok(self.read(&self.events)?.contains("frozen 1"))
     }
 
     /// Lets all user processes run.

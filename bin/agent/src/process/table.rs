@@ -142,3 +142,43 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pid(id: i32) -> Pid {
+        Pid::from_raw(id).expect("not zero")
+    }
+
+    #[test]
+    fn an_end_before_the_id_is_known_is_not_lost() {
+        let table = Table::default();
+        let starting = table.starting();
+        table.ended(pid(7), ExitStatus::Code(3));
+        let mut exit = starting.started(7);
+        assert_eq!(exit.try_recv(), Ok(ExitStatus::Code(3)));
+    }
+
+    #[test]
+    fn an_end_after_the_start_is_delivered() {
+        let table = Table::default();
+        let mut exit = table.starting().started(7);
+        assert!(exit.try_recv().is_err());
+        table.ended(pid(7), ExitStatus::Signal(9));
+        assert_eq!(exit.try_recv(), Ok(ExitStatus::Signal(9)));
+    }
+
+    #[test]
+    fn orphans_leave_nothing_behind() {
+        let table = Table::default();
+        let (first, second) = (table.starting(), table.starting());
+        table.ended(pid(7), ExitStatus::Code(0));
+        drop(first);
+        assert_eq!(table.lock().early.len(), 1, "the second may be about 7");
+        drop(second);
+        table.ended(pid(8), ExitStatus::Code(0));
+        let inner = table.lock();
+        assert!(inner.early.is_empty() && inner.waiting.is_empty());
+    }
+}

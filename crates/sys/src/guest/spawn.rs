@@ -81,7 +81,8 @@ struct Plan {
 }
 
 impl Spawn<'_> {
-    /// Starts the process in a session and process group of its own. Returns its id.
+    /// Starts the process in a session and process group of its own, with the usual
+    /// priority, file mask and signal dispositions. Returns its id.
     ///
     /// A child that failed has already ended when this returns; it still has to be
     /// reaped, like every child.
@@ -276,6 +277,11 @@ unsafe fn prepare(plan: &Plan) -> Result<(), i32> {
         let files = libc::RLIMIT_NOFILE as usize;
         call(libc::SYS_prlimit64, [0, files, limit, 0])?;
         call(libc::SYS_umask, [0o022, 0, 0, 0])?;
+        // The caller may have raised its own.
+        call(
+            libc::SYS_setpriority,
+            [libc::PRIO_PROCESS as usize, 0, 0, 0],
+        )?;
         reset_oom_score();
         Ok(())
     }

@@ -18,6 +18,7 @@ use super::frame::{Frame, Kind, MAX_CONTROL_BYTES, RESYNC_BYTES};
 use super::guest::{NONCE_BYTES, SEQUENCE_BYTES, sequence_of};
 use super::http2::Connection;
 use super::port::{ByteStream, Port};
+use crate::guest::resume::Step;
 use crate::guest::{Frozen, Resume, Resumed};
 
 /// How a channel is opened.
@@ -93,6 +94,12 @@ pub enum ThawError {
     Io(#[from] io::Error),
 }
 
+/// How far behind the guest's clock may be left.
+const CLOCK_ERROR: Duration = Duration::from_millis(20);
+
+/// Tries to get below it; a host that is this busy has worse troubles.
+const CLOCK_TRIES: u32 = 4;
+
 struct Ports {
     ctl: Port,
     data: Port,
@@ -136,9 +143,6 @@ impl Channel {
         let opened = tokio::time::timeout(options.timeout, hello).await;
         let (ports, streams, resumed) =
             opened.map_err(|_| OpenError::Timeout(options.timeout))??;
-        if !resumed.error.is_empty() {
-            return Err(OpenError::Agent(resumed.error));
-        }
         let (closed_sender, closed) = watch::channel(false);
         let closed_sender = Arc::new(closed_sender);
         let start = |stream: ByteStream| Connection::start(stream, Arc::clone(&closed_sender));
@@ -271,12 +275,42 @@ async fn greet(
     let (data_nonce, ctl_nonce) = (random()?, random()?);
     let data = say_hello(&ports.data, epoch, data_nonce, &[], resync).await?;
     resume.wall_clock_ns = wall_clock_ns();
+    resume.step = Step::STEP_PREPARE.into();
     let payload = resume.encode_to_vec();
     let ctl = say_hello(&ports.ctl, epoch, ctl_nonce, &payload, resync).await?;
     hello_answer(&mut ports.data, data_nonce).await?;
+    drop(ctl);
     let answer = hello_answer(&mut ports.ctl, ctl_nonce).await?;
-    let resumed = Resumed::decode_from_slice(&answer).map_err(|_| OpenError::Answer)?;
+    let mut resumed = Resumed::decode_from_slice(&answer).map_err(|_| OpenError::Answer)?;
+    if !resumed.error.is_empty() {
+        return Err(OpenError::Agent(resumed.error));
+    }
+    let (ctl, settled) = settle(&mut ports, epoch).await?;
+    resumed.warnings.extend(settled.warnings);
     Ok((ports, Streams { ctl, data }, resumed))
+}
+
+/// Sets the guest's clock and lets its processes run. The time is stamped here and
+/// applied there: an answer that took long leaves the clock behind by as much, and the
+/// step is taken again.
+async fn settle(ports: &mut Ports, epoch: u64) -> Result<(ByteStream, Resumed), OpenError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let nonce = random()?;
+        let begun = Instant::now();
+        let resume = Resume {
+            wall_clock_ns: wall_clock_ns(),
+            step: Step::STEP_SETTLE.into(),
+            ..Resume::default()
+        };
+        let stream = say_hello(&ports.ctl, epoch, nonce, &resume.encode_to_vec(), false).await?;
+        let answer = hello_answer(&mut ports.ctl, nonce).await?;
+        if begun.elapsed() <= CLOCK_ERROR || tries == CLOCK_TRIES {
+            let resumed = Resumed::decode_from_slice(&answer).map_err(|_| OpenError::Answer)?;
+            return Ok((stream, resumed));
+        }
+    }
 }
 
 async fn say_hello(

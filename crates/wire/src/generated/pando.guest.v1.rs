@@ -893,6 +893,17 @@ pub struct Resume {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
     )]
     pub mount: bool,
+    /// The spawn takes two HELLOs. The first does everything but let user processes
+    /// run (`STEP_PREPARE`); it also warms the path, so that the second
+    /// (`STEP_SETTLE`), which only sets the clock and lets them run, arrives at once.
+    ///
+    /// Field 9: `step`
+    #[serde(
+        rename = "step",
+        with = "::buffa::json_helpers::proto_enum",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_default_enum_value"
+    )]
+    pub step: ::buffa::EnumValue<resume::Step>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -908,6 +919,7 @@ impl ::core::fmt::Debug for Resume {
             .field("env", &self.env)
             .field("access_token", &self.access_token)
             .field("mount", &self.mount)
+            .field("step", &self.step)
             .finish()
     }
 }
@@ -965,6 +977,12 @@ impl ::buffa::Message for Resume {
         if self.mount {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
+        {
+            let val = self.step.to_i32();
+            if val != 0 {
+                size += 1u64 + ::buffa::types::int32_encoded_len(val) as u64;
+            }
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -1000,6 +1018,12 @@ impl ::buffa::Message for Resume {
         }
         if self.mount {
             ::buffa::types::put_bool_field(8u32, self.mount, buf);
+        }
+        {
+            let val = self.step.to_i32();
+            if val != 0 {
+                ::buffa::types::put_int32_field(9u32, val, buf);
+            }
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -1074,6 +1098,13 @@ impl ::buffa::Message for Resume {
                 )?;
                 self.mount = ::buffa::types::decode_bool(buf)?;
             }
+            9u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.step = ::buffa::EnumValue::from(::buffa::types::decode_int32(buf)?);
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -1090,6 +1121,7 @@ impl ::buffa::Message for Resume {
         self.env.clear();
         self.access_token.clear();
         self.mount = false;
+        self.step = ::buffa::EnumValue::from(0);
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -1122,6 +1154,153 @@ pub const __RESUME_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::typ
     from_json: ::buffa::type_registry::any_from_json::<Resume>,
     is_wkt: false,
 };
+pub mod resume {
+    #[allow(unused_imports)]
+    use super::*;
+    #[allow(non_camel_case_types)]
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[repr(i32)]
+    pub enum Step {
+        STEP_UNSPECIFIED = 0i32,
+        STEP_PREPARE = 1i32,
+        STEP_SETTLE = 2i32,
+    }
+    impl Step {
+        ///Idiomatic alias for [`Self::STEP_UNSPECIFIED`]; `Debug` prints the variant name.
+        #[allow(non_upper_case_globals)]
+        pub const Unspecified: Self = Self::STEP_UNSPECIFIED;
+        ///Idiomatic alias for [`Self::STEP_PREPARE`]; `Debug` prints the variant name.
+        #[allow(non_upper_case_globals)]
+        pub const Prepare: Self = Self::STEP_PREPARE;
+        ///Idiomatic alias for [`Self::STEP_SETTLE`]; `Debug` prints the variant name.
+        #[allow(non_upper_case_globals)]
+        pub const Settle: Self = Self::STEP_SETTLE;
+    }
+    impl ::core::default::Default for Step {
+        fn default() -> Self {
+            Self::STEP_UNSPECIFIED
+        }
+    }
+    impl ::serde::Serialize for Step {
+        fn serialize<S: ::serde::Serializer>(
+            &self,
+            s: S,
+        ) -> ::core::result::Result<S::Ok, S::Error> {
+            s.serialize_str(::buffa::Enumeration::proto_name(self))
+        }
+    }
+    impl<'de> ::serde::Deserialize<'de> for Step {
+        fn deserialize<D: ::serde::Deserializer<'de>>(
+            d: D,
+        ) -> ::core::result::Result<Self, D::Error> {
+            struct _V;
+            impl ::serde::de::Visitor<'_> for _V {
+                type Value = Step;
+                fn expecting(
+                    &self,
+                    f: &mut ::core::fmt::Formatter<'_>,
+                ) -> ::core::fmt::Result {
+                    f.write_str(
+                        concat!("a string, integer, or null for ", stringify!(Step)),
+                    )
+                }
+                fn visit_str<E: ::serde::de::Error>(
+                    self,
+                    v: &str,
+                ) -> ::core::result::Result<Step, E> {
+                    <Step as ::buffa::Enumeration>::from_proto_name(v)
+                        .ok_or_else(|| { ::serde::de::Error::unknown_variant(v, &[]) })
+                }
+                fn visit_i64<E: ::serde::de::Error>(
+                    self,
+                    v: i64,
+                ) -> ::core::result::Result<Step, E> {
+                    let v32 = i32::try_from(v)
+                        .map_err(|_| {
+                            ::serde::de::Error::custom(
+                                ::buffa::alloc::format!("enum value {v} out of i32 range"),
+                            )
+                        })?;
+                    <Step as ::buffa::Enumeration>::from_i32(v32)
+                        .ok_or_else(|| {
+                            ::serde::de::Error::custom(
+                                ::buffa::alloc::format!("unknown enum value {v32}"),
+                            )
+                        })
+                }
+                fn visit_u64<E: ::serde::de::Error>(
+                    self,
+                    v: u64,
+                ) -> ::core::result::Result<Step, E> {
+                    let v32 = i32::try_from(v)
+                        .map_err(|_| {
+                            ::serde::de::Error::custom(
+                                ::buffa::alloc::format!("enum value {v} out of i32 range"),
+                            )
+                        })?;
+                    <Step as ::buffa::Enumeration>::from_i32(v32)
+                        .ok_or_else(|| {
+                            ::serde::de::Error::custom(
+                                ::buffa::alloc::format!("unknown enum value {v32}"),
+                            )
+                        })
+                }
+                fn visit_unit<E: ::serde::de::Error>(
+                    self,
+                ) -> ::core::result::Result<Step, E> {
+                    ::core::result::Result::Ok(::core::default::Default::default())
+                }
+            }
+            d.deserialize_any(_V)
+        }
+    }
+    impl ::buffa::json_helpers::ProtoElemJson for Step {
+        fn serialize_proto_json<S: ::serde::Serializer>(
+            v: &Self,
+            s: S,
+        ) -> ::core::result::Result<S::Ok, S::Error> {
+            ::serde::Serialize::serialize(v, s)
+        }
+        fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+            d: D,
+        ) -> ::core::result::Result<Self, D::Error> {
+            <Self as ::serde::Deserialize>::deserialize(d)
+        }
+    }
+    impl ::buffa::Enumeration for Step {
+        fn from_i32(value: i32) -> ::core::option::Option<Self> {
+            match value {
+                0i32 => ::core::option::Option::Some(Self::STEP_UNSPECIFIED),
+                1i32 => ::core::option::Option::Some(Self::STEP_PREPARE),
+                2i32 => ::core::option::Option::Some(Self::STEP_SETTLE),
+                _ => ::core::option::Option::None,
+            }
+        }
+        fn to_i32(&self) -> i32 {
+            *self as i32
+        }
+        fn proto_name(&self) -> &'static str {
+            match self {
+                Self::STEP_UNSPECIFIED => "STEP_UNSPECIFIED",
+                Self::STEP_PREPARE => "STEP_PREPARE",
+                Self::STEP_SETTLE => "STEP_SETTLE",
+            }
+        }
+        fn from_proto_name(name: &str) -> ::core::option::Option<Self> {
+            match name {
+                "STEP_UNSPECIFIED" => {
+                    ::core::option::Option::Some(Self::STEP_UNSPECIFIED)
+                }
+                "STEP_PREPARE" => ::core::option::Option::Some(Self::STEP_PREPARE),
+                "STEP_SETTLE" => ::core::option::Option::Some(Self::STEP_SETTLE),
+                _ => ::core::option::Option::None,
+            }
+        }
+        fn values() -> &'static [Self] {
+            &[Self::STEP_UNSPECIFIED, Self::STEP_PREPARE, Self::STEP_SETTLE]
+        }
+    }
+}
 /// The agent's answer to HELLO on `ctl`, after everything in Resume is done.
 #[derive(Clone, PartialEq, Default)]
 #[derive(::serde::Serialize, ::serde::Deserialize)]
@@ -3246,6 +3425,12 @@ pub mod __buffa {
             ///
             /// Field 8: `mount`
             pub mount: bool,
+            /// The spawn takes two HELLOs. The first does everything but let user processes
+            /// run (`STEP_PREPARE`); it also warms the path, so that the second
+            /// (`STEP_SETTLE`), which only sets the clock and lets them run, arrives at once.
+            ///
+            /// Field 9: `step`
+            pub step: ::buffa::EnumValue<super::super::resume::Step>,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ResumeView<'a> {
@@ -3333,6 +3518,15 @@ pub mod __buffa {
                         )?;
                         view.mount = ::buffa::types::decode_bool(&mut cur)?;
                     }
+                    9u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.step = ::buffa::EnumValue::from(
+                            ::buffa::types::decode_int32(&mut cur)?,
+                        );
+                    }
                     6u32 => {
                         ::buffa::encoding::check_wire_type(
                             tag,
@@ -3411,6 +3605,7 @@ pub mod __buffa {
                         .collect(),
                     access_token: self.access_token.to_string(),
                     mount: self.mount,
+                    step: self.step,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -3471,6 +3666,12 @@ pub mod __buffa {
                 if self.mount {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
+                {
+                    let val = self.step.to_i32();
+                    if val != 0 {
+                        size += 1u64 + ::buffa::types::int32_encoded_len(val) as u64;
+                    }
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -3525,6 +3726,12 @@ pub mod __buffa {
                 }
                 if self.mount {
                     ::buffa::types::put_bool_field(8u32, self.mount, buf);
+                }
+                {
+                    let val = self.step.to_i32();
+                    if val != 0 {
+                        ::buffa::types::put_int32_field(9u32, val, buf);
+                    }
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -3595,6 +3802,9 @@ pub mod __buffa {
                 }
                 if self.mount {
                     __map.serialize_entry("mount", &self.mount)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_default_enum_value(&self.step) {
+                    __map.serialize_entry("step", &self.step)?;
                 }
                 __map.end()
             }
@@ -3741,6 +3951,15 @@ pub mod __buffa {
             #[must_use]
             pub fn mount(&self) -> bool {
                 self.0.reborrow().mount
+            }
+            /// The spawn takes two HELLOs. The first does everything but let user processes
+            /// run (`STEP_PREPARE`); it also warms the path, so that the second
+            /// (`STEP_SETTLE`), which only sets the clock and lets them run, arrives at once.
+            ///
+            /// Field 9: `step`
+            #[must_use]
+            pub fn step(&self) -> ::buffa::EnumValue<super::super::resume::Step> {
+                self.0.reborrow().step
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<ResumeView<'static>>>
