@@ -15,6 +15,7 @@ mod packages;
 mod quickstart;
 mod steps;
 mod test;
+mod tidy;
 mod uninstall;
 
 use anyhow::{Context as _, Result};

@@ -22,6 +22,10 @@ pub(crate) fn run(root: &Path, yes: bool) -> Result<()> {
     if std::fs::read_link(&link).is_ok_and(|target| target == artifacts::pando_path(root)) {
         remove(&link)?;
     }
+    // Empty but for its lock, unless a build was killed: that is left to be looked at.
+    let scratch = pando_image::scratch_folder();
+    remove(&scratch.join("lock"))?;
+    std::fs::remove_dir(&scratch).ok();
     if Path::new(BACKPORTS_FILE).exists() {
         if packages::is_root() {
             remove(Path::new(BACKPORTS_FILE))?;

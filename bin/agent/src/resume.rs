@@ -182,6 +182,7 @@ async fn run_hook(sandbox: &Arc<Sandbox>, hook: &str, deadline: Instant) -> Resu
         stdin: false,
         deadline: Some(deadline),
         cgroup: CgroupChoice::Hooks,
+        output_limit: None,
     };
     let process = process::start(sandbox, root, description, wiring).await?;
     let mut follower = process.output.follow();

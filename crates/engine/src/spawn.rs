@@ -102,6 +102,9 @@ impl Engine {
             Err(IndexError::NameTaken) => {
                 return Err(EngineError::NameTaken(row.name.unwrap_or_default()));
             }
+            Err(error) if error.is_no_space() => {
+                return Err(EngineError::NoSpace("cannot write the index".to_owned()));
+            }
             Err(error) => return Err(EngineError::internal(&error)),
         }
         let entry = Arc::new(Entry::new(id, row));

@@ -258,7 +258,7 @@ pub const ERRORS: &[ErrorRow] = &[
     row("malformed_json", 400, "The body is not JSON, or has a field that is unknown or of the wrong type. Unknown fields are refused so that a misspelt option never goes unnoticed.", "The message names the field, line and column; `/openapi.json` has every field."),
     row("method_not_allowed", 405, "The path exists and does not take this method.", "The `Allow` header lists those it takes."),
     row("name_taken", 409, "Another sandbox has this name.", "Choose another name, or remove the other sandbox."),
-    row("no_space", 507, "The host's disk is full, or nearly.", "`pando df` shows what takes space; remove sandboxes that are not needed."),
+    row("no_space", 507, "The host's disk is full, or nearly.", "Remove sandboxes that are not needed; `pando doctor --paths` shows where Pando keeps its files."),
     row("permission_denied", 403, "The account inside the sandbox may not touch the file.", "Use another account: `user=root` may touch everything."),
     row("process_not_found", 404, "The sandbox knows no process with this id. The oldest ended ones are forgotten first.", "`GET …/processes` lists those it knows."),
     row("route_not_found", 404, "There is no such path.", "`/openapi.json` lists every route.").hint("`/openapi.json` lists every route"),

@@ -32,4 +32,5 @@ pub use error::BuildError;
 pub use initrd::Initrd;
 pub use mirror::{host_archive, host_has_suite};
 pub use progress::{Progress, ProgressFn};
+pub use scratch::scratch_folder;
 pub use tools::{REQUIRED_TOOLS, Tool, missing_tools};

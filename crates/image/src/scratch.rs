@@ -25,13 +25,19 @@ pub(crate) struct Scratch {
     _lock: File,
 }
 
+/// Where this user's builds work: `$TMPDIR` or `/var/tmp`, in a folder that stays,
+/// empty but for its lock, until Pando is uninstalled.
+pub fn scratch_folder() -> PathBuf {
+    let parent = std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from);
+    let user = rustix::process::geteuid().as_raw();
+    parent.join(format!("pando-build-{user}"))
+}
+
 impl Scratch {
     /// Waits for other builds of this user, then clears what killed ones left.
     pub(crate) fn open(progress: ProgressFn<'_>) -> Result<Self, BuildError> {
-        let parent = std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from);
-        let user = rustix::process::geteuid().as_raw();
-        let folder = parent.join(format!("pando-build-{user}"));
-        own_folder(&folder, user)?;
+        let folder = scratch_folder();
+        own_folder(&folder, rustix::process::geteuid().as_raw())?;
         let lock = lock(&folder.join("lock"), progress)?;
         let scratch = Self {
             folder,

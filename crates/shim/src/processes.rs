@@ -408,6 +408,8 @@ fn start_request(start: &Start) -> Result<(process::StartRequest, CallOptions), 
         process: config.into(),
         pty: pty.into(),
         stdin: Some(start.stdin),
+        // One more than is kept: that tells that there was more.
+        output_limit_bytes: start.capture_bytes.map(|bytes| bytes as u64 + 1),
         ..process::StartRequest::default()
     };
     let mut options = CallOptions::default();

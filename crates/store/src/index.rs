@@ -54,6 +54,16 @@ pub enum IndexError {
     Malformed(&'static str),
 }
 
+impl IndexError {
+    /// Whether the file system is full.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::Sqlite(error) => error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),
+            _ => false,
+        }
+    }
+}
+
 /// The index of one state directory.
 #[derive(Debug)]
 pub struct Index {

@@ -136,7 +136,14 @@ impl SandboxDir {
     pub fn link(&self, layer: &Path, name: &str) -> io::Result<()> {
         let target = self.slot().join(name);
         match fs::hard_link(layer, &target) {
-            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            // The latter: a cache that another account made, on a host that protects its files
+            // from being linked.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::CrossesDevices | io::ErrorKind::PermissionDenied
+                ) =>
+            {
                 let (from, to) = (fs::File::open(layer)?, fs::File::create_new(&target)?);
                 pando_sys::file::share_or_copy(&from, &to)?;
                 to.set_permissions(fs::Permissions::from_mode(0o444))

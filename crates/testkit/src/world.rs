@@ -29,6 +29,8 @@ pub struct Options {
     pub env: Vec<(String, String)>,
     /// Do not make the template `base`.
     pub without_template: bool,
+    /// Run everything as this account, with a cache of its own.
+    pub account: Option<u32>,
 }
 
 /// A daemon and its state, removed with all sandboxes when dropped.
@@ -38,6 +40,7 @@ pub struct World {
     daemon: Option<Child>,
     env: Vec<(String, String)>,
     address: String,
+    account: Option<u32>,
 }
 
 /// What a command said and how it ended.
@@ -74,7 +77,11 @@ impl World {
             daemon: None,
             env: options.env,
             address: String::new(),
+            account: options.account,
         };
+        if let Some(account) = options.account {
+            world.move_in(account);
+        }
         world.start_daemon();
         if !options.without_template {
             let made = world.run(["template", "bake", "base"].iter().chain(host_ca()));
@@ -85,10 +92,15 @@ impl World {
 
     /// Starts the daemon, which is down.
     pub fn start_daemon(&mut self) {
+        self.start_daemon_at("127.0.0.1:0");
+    }
+
+    /// Starts the daemon, which is down, on this address.
+    pub fn start_daemon_at(&mut self, address: &str) {
         assert!(self.daemon.is_none(), "the daemon is up");
-        let mut command = Command::new(pando());
+        let mut command = self.program();
         self.settings(&mut command)
-            .args(["serve", "--listen", "127.0.0.1:0"]);
+            .args(["serve", "--listen", address]);
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -167,7 +179,7 @@ impl World {
 
     /// A command with this world's settings; not run yet.
     pub fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
-        let mut command = Command::new(pando());
+        let mut command = self.program();
         self.settings(&mut command)
             .env("PANDO_URL", self.url())
             .args(args);
@@ -279,6 +291,58 @@ impl World {
         direct
             .or_else(|| child_of(shim))
             .expect("the shim has a child")
+    }
+
+    /// `pando`, as this world's account.
+    fn program(&self) -> Command {
+        let Some(account) = self.account else {
+            return Command::new(pando());
+        };
+        let mut command = Command::new("setpriv");
+        command
+            .args([
+                "--reuid",
+                &account.to_string(),
+                "--regid",
+                &account.to_string(),
+            ])
+            .args(["--clear-groups", "--"])
+            .arg(self.scratch("pando"));
+        command
+    }
+
+    /// Gives an account a program, a home and a cache with the base image, which would
+    /// take minutes to make; the bakes are its own.
+    fn move_in(&mut self, account: u32) {
+        let cache = self.scratch("cache");
+        std::fs::create_dir(&cache).expect("a cache");
+        std::fs::copy(pando(), self.scratch("pando")).expect("a copy of the program");
+        let ours =
+            std::env::var("PANDO_CACHE_DIR").unwrap_or_else(|_| "/var/cache/pando".to_owned());
+        let copied = Command::new("cp")
+            .args(["-r", "--sparse=always"])
+            .arg(format!("{ours}/base-v1"))
+            .arg(&cache)
+            .status();
+        assert!(
+            copied.is_ok_and(|status| status.success()),
+            "no base image in `{ours}`"
+        );
+        let owner = format!("{account}:{account}");
+        let given = Command::new("chown")
+            .args(["-R", &owner])
+            .arg(self.temporary.path())
+            .status();
+        assert!(
+            given.is_ok_and(|status| status.success()),
+            "only root can test as another account"
+        );
+        self.env
+            .push(("PANDO_CACHE_DIR".to_owned(), cache.display().to_string()));
+        self.env.push((
+            "HOME".to_owned(),
+            self.temporary.path().display().to_string(),
+        ));
     }
 
     fn settings<'c>(&self, command: &'c mut Command) -> &'c mut Command {

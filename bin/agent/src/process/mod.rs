@@ -61,6 +61,8 @@ pub(crate) struct Wiring {
     pub deadline: Option<Instant>,
     /// Where it lives.
     pub cgroup: CgroupChoice,
+    /// Bytes kept of each output; what comes after is read and dropped.
+    pub output_limit: Option<u64>,
 }
 
 /// Where a process lives.
@@ -307,13 +309,8 @@ fn register(
         let source = Arc::new(descriptor::register(fd, Interest::READABLE)?);
         let (sender, receiver) = oneshot::channel();
         let output = Arc::clone(&output);
-        tokio::spawn(pump::run(
-            source,
-            stream,
-            output,
-            ended_receiver.clone(),
-            sender,
-        ));
+        let pump = pump::Pump::new(source, stream, output, wiring.output_limit);
+        tokio::spawn(pump.run(ended_receiver.clone(), sender));
         drained.push(receiver);
     }
     let process = Arc::new(Process {

@@ -33,40 +33,67 @@ const DRAIN_TIME: Duration = Duration::from_millis(100);
 /// not die of writing to them. Beyond that it does.
 static LINGERING: Semaphore = Semaphore::const_new(256);
 
-/// Reads until the end of the pipe; reports by `drained` when the process's own
-/// output is all in.
-pub(super) async fn run(
+/// Moves the bytes of one pipe or terminal.
+pub(super) struct Pump {
     source: Arc<AsyncFd<OwnedFd>>,
     stream: Stream,
     output: Arc<Output>,
-    mut ended: watch::Receiver<bool>,
-    drained: oneshot::Sender<()>,
-) {
-    let mut pump = Pump {
-        source,
-        buffer: vec![0; READ_BYTES],
-    };
-    if pump.until_end(&mut ended, stream, &output).await.is_none() {
-        return;
-    }
-    if pump.until_drained(stream, &output).await.is_none() {
-        return;
-    }
-    drop(drained);
-    if let Ok(_permit) = LINGERING.try_acquire() {
-        while pump.read().await.is_some() {}
-    }
-}
-
-struct Pump {
-    source: Arc<AsyncFd<OwnedFd>>,
     buffer: Vec<u8>,
+    /// Bytes that may still be passed on; `None`: any number.
+    left: Option<u64>,
 }
 
 impl Pump {
+    pub(super) fn new(
+        source: Arc<AsyncFd<OwnedFd>>,
+        stream: Stream,
+        output: Arc<Output>,
+        limit: Option<u64>,
+    ) -> Self {
+        Self {
+            source,
+            stream,
+            output,
+            buffer: vec![0; READ_BYTES],
+            left: limit,
+        }
+    }
+
+    /// Reads until the end of the pipe; reports by `drained` when the process's own
+    /// output is all in.
+    pub(super) async fn run(
+        mut self,
+        mut ended: watch::Receiver<bool>,
+        drained: oneshot::Sender<()>,
+    ) {
+        if self.until_end(&mut ended).await.is_none() {
+            return;
+        }
+        if self.until_drained().await.is_none() {
+            return;
+        }
+        drop(drained);
+        if let Ok(_permit) = LINGERING.try_acquire() {
+            while self.read().await.is_some() {}
+        }
+    }
+
+    /// Passes on what the limit still allows. Whether that is anything.
+    async fn push(&mut self, mut bytes: Bytes) -> bool {
+        if let Some(left) = &mut self.left {
+            bytes.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+            *left -= bytes.len() as u64;
+        }
+        let any = !bytes.is_empty();
+        if any {
+            self.output.push(self.stream, bytes).await;
+        }
+        any
+    }
+
     /// The next bytes; `None` at the end.
     async fn read(&mut self) -> Option<Bytes> {
-        let Self { source, buffer } = self;
+        let Self { source, buffer, .. } = self;
         let read = source
             .async_io(Interest::READABLE, |fd| {
                 rustix::io::read(fd, buffer.as_mut_slice()).map_err(io::Error::from)
@@ -80,12 +107,7 @@ impl Pump {
     }
 
     /// Until the process has ended. `None` if the pipe ended first.
-    async fn until_end(
-        &mut self,
-        ended: &mut watch::Receiver<bool>,
-        stream: Stream,
-        output: &Output,
-    ) -> Option<()> {
+    async fn until_end(&mut self, ended: &mut watch::Receiver<bool>) -> Option<()> {
         let mut last_read = None;
         loop {
             let bytes = tokio::select! {
@@ -93,7 +115,9 @@ impl Pump {
                 bytes = self.read() => bytes?,
                 _ = ended.wait_for(|ended| *ended) => return Some(()),
             };
-            output.push(stream, bytes).await;
+            if !self.push(bytes).await {
+                continue;
+            }
             let now = Instant::now();
             if last_read.is_some_and(|last| now - last < COLLECT_TIME * 2) {
                 tokio::select! {
@@ -107,7 +131,7 @@ impl Pump {
 
     /// What was in the pipe when the process ended, then whatever comes within
     /// [`DRAIN_TIME`]. `None` if the pipe ended.
-    async fn until_drained(&mut self, stream: Stream, output: &Output) -> Option<()> {
+    async fn until_drained(&mut self) -> Option<()> {
         let deadline = Instant::now() + DRAIN_TIME;
         let mut owed = rustix::io::ioctl_fionread(self.source.get_ref()).unwrap_or(0);
         loop {
@@ -120,7 +144,7 @@ impl Pump {
                 }
             };
             owed = owed.saturating_sub(bytes.len() as u64);
-            output.push(stream, bytes).await;
+            self.push(bytes).await;
             if owed == 0 && Instant::now() >= deadline {
                 return Some(());
             }

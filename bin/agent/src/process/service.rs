@@ -305,6 +305,7 @@ impl wire::Process for ProcessService {
             stdin: request.stdin.unwrap_or(true),
             deadline: ctx.time_remaining().map(|left| Instant::now() + left),
             cgroup: CgroupChoice::User,
+            output_limit: request.output_limit_bytes,
         };
         let description = describe(&request.process, request.tag);
         let sandbox = Arc::clone(&self.sandbox);

@@ -29,7 +29,7 @@ pub const DEVICE_SET: &str = "1";
 pub const CPU_MODEL_KVM: &str = "host";
 
 /// The guest's CPU without KVM.
-pub const CPU_MODEL_TCG: &str = "max";
+pub const CPU_MODEL_TCG: &str = "max,-erms,-fsrm";
 
 /// Code cache of the translator: half of it thrashes on Python, twice as much
 /// gains nothing that was measurable.

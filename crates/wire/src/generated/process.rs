@@ -1110,6 +1110,17 @@ pub struct StartRequest {
     /// Field 4: `stdin`
     #[serde(rename = "stdin", skip_serializing_if = "::core::option::Option::is_none")]
     pub stdin: ::core::option::Option<bool>,
+    /// Pando: sent on of stdout and of stderr each; what comes after is read and
+    /// dropped in the guest. Absent: everything.
+    ///
+    /// Field 100: `output_limit_bytes`
+    #[serde(
+        rename = "outputLimitBytes",
+        alias = "output_limit_bytes",
+        with = "::buffa::json_helpers::opt_uint64",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub output_limit_bytes: ::core::option::Option<u64>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -1121,6 +1132,7 @@ impl ::core::fmt::Debug for StartRequest {
             .field("pty", &self.pty)
             .field("tag", &self.tag)
             .field("stdin", &self.stdin)
+            .field("output_limit_bytes", &self.output_limit_bytes)
             .finish()
     }
 }
@@ -1144,6 +1156,13 @@ impl StartRequest {
     ///Sets [`Self::stdin`] to `Some(value)`, consuming and returning `self`.
     pub fn with_stdin(mut self, value: bool) -> Self {
         self.stdin = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::output_limit_bytes`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_output_limit_bytes(mut self, value: u64) -> Self {
+        self.output_limit_bytes = Some(value);
         self
     }
 }
@@ -1189,6 +1208,9 @@ impl ::buffa::Message for StartRequest {
         if self.stdin.is_some() {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
+        if let Some(v) = self.output_limit_bytes {
+            size += 2u64 + ::buffa::types::uint64_encoded_len(v) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -1220,6 +1242,9 @@ impl ::buffa::Message for StartRequest {
         }
         if let Some(v) = self.stdin {
             ::buffa::types::put_bool_field(4u32, v, buf);
+        }
+        if let Some(v) = self.output_limit_bytes {
+            ::buffa::types::put_uint64_field(100u32, v, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -1275,6 +1300,15 @@ impl ::buffa::Message for StartRequest {
                     ::buffa::types::decode_bool(buf)?,
                 );
             }
+            100u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.output_limit_bytes = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint64(buf)?,
+                );
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -1287,6 +1321,7 @@ impl ::buffa::Message for StartRequest {
         self.pty = ::buffa::MessageField::none();
         self.tag = ::core::option::Option::None;
         self.stdin = ::core::option::Option::None;
+        self.output_limit_bytes = ::core::option::Option::None;
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -7376,6 +7411,11 @@ pub mod __buffa {
             ///
             /// Field 4: `stdin`
             pub stdin: ::core::option::Option<bool>,
+            /// Pando: sent on of stdout and of stderr each; what comes after is read and
+            /// dropped in the guest. Absent: everything.
+            ///
+            /// Field 100: `output_limit_bytes`
+            pub output_limit_bytes: ::core::option::Option<u64>,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for StartRequestView<'a> {
@@ -7478,6 +7518,15 @@ pub mod __buffa {
                         )?;
                         view.stdin = Some(::buffa::types::decode_bool(&mut cur)?);
                     }
+                    100u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.output_limit_bytes = Some(
+                            ::buffa::types::decode_uint64(&mut cur)?,
+                        );
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -7527,6 +7576,7 @@ pub mod __buffa {
                     },
                     tag: self.tag.map(|s| s.to_string()),
                     stdin: self.stdin,
+                    output_limit_bytes: self.output_limit_bytes,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -7563,6 +7613,9 @@ pub mod __buffa {
                 if self.stdin.is_some() {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
+                if let Some(v) = self.output_limit_bytes {
+                    size += 2u64 + ::buffa::types::uint64_encoded_len(v) as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -7595,6 +7648,9 @@ pub mod __buffa {
                 }
                 if let Some(v) = self.stdin {
                     ::buffa::types::put_bool_field(4u32, v, buf);
+                }
+                if let Some(v) = self.output_limit_bytes {
+                    ::buffa::types::put_uint64_field(100u32, v, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -7632,6 +7688,13 @@ pub mod __buffa {
                 }
                 if let ::core::option::Option::Some(__v) = self.stdin {
                     __map.serialize_entry("stdin", &__v)?;
+                }
+                if let ::core::option::Option::Some(__v) = self.output_limit_bytes {
+                    __map
+                        .serialize_entry(
+                            "outputLimitBytes",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
                 }
                 __map.end()
             }
@@ -7753,6 +7816,14 @@ pub mod __buffa {
             #[must_use]
             pub fn stdin(&self) -> ::core::option::Option<bool> {
                 self.0.reborrow().stdin
+            }
+            /// Pando: sent on of stdout and of stderr each; what comes after is read and
+            /// dropped in the guest. Absent: everything.
+            ///
+            /// Field 100: `output_limit_bytes`
+            #[must_use]
+            pub fn output_limit_bytes(&self) -> ::core::option::Option<u64> {
+                self.0.reborrow().output_limit_bytes
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<StartRequestView<'static>>>
