@@ -109,12 +109,17 @@ fn a_terminal_is_a_terminal_and_has_its_size() {
             None => command.env_remove(name),
         };
     }
-    let output = command
+    // Its stdin stays open: the end of it would be typed as one more character.
+    let child = command
         .env("TERM", "xterm-256color")
         .args(["-qec", &line, "/dev/null"])
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    let keyboard = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(keyboard);
     let said = String::from_utf8_lossy(&output.stdout).replace('\r', "");
     assert_eq!(said, "/dev/pts/0\n33 101\nxterm-256color\n");
     assert!(output.status.success());
