@@ -50,7 +50,11 @@ mod tests {
         for row in table.lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<_> = row.split('|').map(str::trim).collect();
             let named = |cell: &str| -> Vec<String> {
-                cell.split('`').skip(1).step_by(2).map(ToOwned::to_owned).collect()
+                cell.split('`')
+                    .skip(1)
+                    .step_by(2)
+                    .map(ToOwned::to_owned)
+                    .collect()
             };
             let package = named(cells[1]).remove(0);
             found.insert(package, named(cells[2]).into_iter().collect());
@@ -83,7 +87,12 @@ mod tests {
     #[test]
     fn unsafe_code_is_in_sys_alone() {
         let mut files = Vec::new();
-        let mut folders = vec![root().join("crates"), root().join("bin"), root().join("tests"), root().join("xtask/src")];
+        let mut folders = vec![
+            root().join("crates"),
+            root().join("bin"),
+            root().join("tests"),
+            root().join("xtask/src"),
+        ];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
@@ -99,11 +108,20 @@ mod tests {
             let code = read(&file);
             let found = code.lines().any(|line| {
                 let code = line.split("//").next().unwrap_or_default();
-                [format!("{word}{{"), format!("{word}fn"), format!("{word}impl"), format!("{word}extern")]
-                    .iter()
-                    .any(|form| code.contains(form))
+                [
+                    format!("{word}{{"),
+                    format!("{word}fn"),
+                    format!("{word}impl"),
+                    format!("{word}extern"),
+                ]
+                .iter()
+                .any(|form| code.contains(form))
             });
-            assert!(!found, "{}: move it to crates/sys and give it a safe face", file.display());
+            assert!(
+                !found,
+                "{}: move it to crates/sys and give it a safe face",
+                file.display()
+            );
         }
     }
 }

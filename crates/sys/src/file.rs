@@ -32,7 +32,10 @@ pub fn open_untrusted(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a plain file",
+        ))
     }
 }
 
