@@ -127,6 +127,8 @@ impl Steps {
         self.note(&format!("$ {}", line_of(command)));
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command
+            // The log is read with an editor, not by a terminal.
+            .envs([("TERM", "dumb"), ("CARGO_TERM_COLOR", "never")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
