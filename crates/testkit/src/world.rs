@@ -132,6 +132,11 @@ impl World {
         self.address = address;
     }
 
+    /// The next daemon gets none of the environment of [`Options::env`].
+    pub fn forget_env(&mut self) {
+        self.env.clear();
+    }
+
     /// Kills the daemon with SIGKILL; sandboxes run on.
     pub fn kill_daemon(&mut self) {
         let mut daemon = self.daemon.take().expect("the daemon is up");

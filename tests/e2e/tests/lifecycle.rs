@@ -1,6 +1,6 @@
 //! A sandbox's life: create, stop, start, remove, and the daemon's restart in between.
 
-use pando_testkit::World;
+use pando_testkit::{Options, World};
 use serde_json::json;
 
 #[test]
@@ -128,4 +128,23 @@ fn events_tell_a_sandboxs_life() {
         ],
         "{events}"
     );
+}
+
+#[test]
+fn a_daemon_that_dies_in_a_create_leaves_nothing_behind() {
+    let fault = ("PANDO_FAULT".to_owned(), "sandbox.dir_made".to_owned());
+    let mut world = World::with(Options {
+        env: vec![fault],
+        ..Options::default()
+    });
+    assert_ne!(world.run(["create"]).code, 0);
+    let sandboxes = world.state_dir().join("v1/sandboxes");
+    assert_eq!(std::fs::read_dir(&sandboxes).unwrap().count(), 1);
+    world.kill_daemon();
+    world.forget_env();
+    world.start_daemon();
+    assert_eq!(std::fs::read_dir(&sandboxes).unwrap().count(), 0);
+    assert_eq!(world.ok(["ls", "-q"]), "");
+    let id = world.create();
+    assert_eq!(world.sh(&id, "echo up"), "up");
 }
