@@ -80,17 +80,16 @@ fn check(steps: &Steps, root: &Path) -> Result<()> {
         "clippy",
         "--workspace",
         "--all-targets",
-        "--",
-        "-D",
-        "warnings",
+        "--features",
+        "xtask/codegen",
     ];
-    steps.step("clippy", || steps.run(&mut cargo(&clippy)))?;
-    let workspace = ["--workspace", "--exclude", "pando-e2e"];
-    steps.step("building the unit tests", || {
-        steps.run(cargo(&["test", "--no-run"]).args(workspace))
+    steps.step("clippy", || {
+        steps.run(cargo(&clippy).args(["--", "-D", "warnings"]))
     })?;
+    let build = ["test", "--workspace", "--no-run"];
+    steps.step("building the tests", || steps.run(&mut cargo(&build)))?;
     steps.step("unit tests", || {
-        tests(steps, cargo(&[]), &workspace).map(drop)
+        tests(steps, cargo(&[]), Kind::Unit).map(drop)
     })
 }
 
@@ -102,25 +101,51 @@ fn e2e(steps: &Steps, root: &Path, full: bool) -> Result<u32> {
     if full {
         command.env("PANDO_TEST_FULL", "1");
     }
-    let count = tests(steps, command, &["--package", "pando-e2e"])?;
+    let count = tests(steps, command, Kind::EndToEnd)?;
     ensure!(count > 0, "no e2e test ran");
     Ok(count)
 }
 
+/// What tests may assume.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// No VM, no daemon.
+    Unit,
+    /// A real daemon and real guests.
+    EndToEnd,
+}
+
+impl Kind {
+    /// nextest chooses among all tests that were built: to build a part of the
+    /// workspace is to build some of it anew, with fewer features.
+    fn nextest(self) -> [&'static str; 3] {
+        match self {
+            Self::Unit => ["--workspace", "-E", "not package(pando-e2e)"],
+            Self::EndToEnd => ["--workspace", "-E", "package(pando-e2e)"],
+        }
+    }
+
+    fn cargo_test(self) -> &'static [&'static str] {
+        match self {
+            Self::Unit => &["--workspace", "--exclude", "pando-e2e"],
+            Self::EndToEnd => &["--package", "pando-e2e"],
+        }
+    }
+}
+
 /// Runs tests with nextest where it is, and returns how many passed. Its output
 /// is shown: a failed test's own words are the point of the exercise.
-fn tests(steps: &Steps, mut command: Command, which: &[&str]) -> Result<u32> {
+fn tests(steps: &Steps, mut command: Command, kind: Kind) -> Result<u32> {
     if has_nextest() {
-        command.args(["nextest", "run", "--no-fail-fast", "--hide-progress-bar"]);
-        command.args([
-            "--status-level=fail",
-            "--final-status-level=slow",
-            "--color=never",
-        ]);
+        command.args(["nextest", "run", "--no-fail-fast", "--color=never"]);
+        command.args(["--status-level=fail", "--final-status-level=slow"]);
+        command.args(kind.nextest());
     } else {
-        command.args(["test", "--no-fail-fast"]);
+        command
+            .args(["test", "--no-fail-fast"])
+            .args(kind.cargo_test());
     }
-    let output = steps.show(command.args(which))?;
+    let output = steps.show(&mut command)?;
     passed(&output).context("the test runner did not say how many tests passed")
 }
 

@@ -253,9 +253,14 @@ impl Follower<'_> {
                 exit_code,
                 signal,
                 timed_out,
-            } => Some(Ended::Program(exit::of_program(
-                exit_code, signal, timed_out,
-            ))),
+            } => {
+                if timed_out {
+                    let note = "pando: the timeout ended the program\n";
+                    self.writer.write(Target::Stderr, note.into()).await;
+                }
+                let code = exit::of_program(exit_code, signal, timed_out);
+                Some(Ended::Program(code))
+            }
         }
     }
 

@@ -3,6 +3,10 @@
 //! Nothing here pretends: the daemon is the release binary, sandboxes are VMs. A
 //! [`World`] has a state directory of its own and shares the user's cache of images and
 //! bakes. When a test fails, the daemon's and the shims' logs are printed.
+#![allow(
+    clippy::print_stderr,
+    reason = "what a failed test prints is all that is left of its world"
+)]
 
 mod api;
 mod world;

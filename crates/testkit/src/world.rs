@@ -115,10 +115,13 @@ impl World {
         let stdout = daemon.stdout.take().expect("it is piped");
         self.daemon = Some(daemon);
         // Its one line on stdout is where it listens, printed once it answers.
-        let mut line = String::new();
-        BufReader::new(stdout)
-            .read_line(&mut line)
-            .expect("the daemon says where it listens");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            drop(BufReader::new(stdout).read_line(&mut line));
+            drop(sender.send(line));
+        });
+        let line = receiver.recv_timeout(START_TIMEOUT).unwrap_or_default();
         let address = line
             .trim()
             .strip_prefix("http://")

@@ -65,7 +65,7 @@ fn steps(text: &str) -> Vec<Step> {
                     output: Vec::new(),
                 }),
                 (None, Some(more), Some(step)) if step.output.is_empty() => {
-                    step.command = format!("{}\n{more}", step.command)
+                    step.command = format!("{}\n{more}", step.command);
                 }
                 (None, _, Some(step)) => step.output.push(line.to_owned()),
                 _ => panic!("line {}: a console block begins with `$ `", index + 1),

@@ -35,7 +35,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    fn new(name: &'static str, outcome: Outcome, found: impl Into<String>) -> Self {
+    pub(super) fn new(name: &'static str, outcome: Outcome, found: impl Into<String>) -> Self {
         Self {
             name,
             outcome,
@@ -127,16 +127,6 @@ fn check_daemon(config: &Config) -> Vec<Check> {
                 format!("pando {} at {}", status.version, config.url()),
             ),
             check_version(&status.version),
-            Check::new("vmm", Outcome::Ok, status.vmm),
-            Check::new(
-                "accelerator",
-                if status.accelerator == "kvm" {
-                    Outcome::Ok
-                } else {
-                    Outcome::Warning
-                },
-                format!("{} ({})", status.accelerator, status.accelerator_reason),
-            ),
         ],
         Err(error) => {
             let outcome = match error.downcast_ref::<ClientError>() {

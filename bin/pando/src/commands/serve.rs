@@ -13,7 +13,8 @@ use pando_client::ClientError;
 use pando_engine::request::Caller;
 use pando_engine::{AcceleratorWish, BakeOptions, Engine, EngineConfig, OpenError};
 use pando_http::HttpConfig;
-use pando_types::Size;
+use pando_shim::host::QemuVersion;
+use pando_types::{Accelerator, Size};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -124,15 +125,12 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         cache_dir: config.path(SettingKey::CacheDir),
         admin_key: config.admin_key_file(),
         qemu: find_program(config.get(SettingKey::Qemu)),
-        accelerator: match config.get(SettingKey::Accel) {
-            "auto" => AcceleratorWish::Auto,
-            "kvm" => AcceleratorWish::Kvm,
-            "tcg" => AcceleratorWish::Tcg,
-            other => {
-                return Err(Failure::usage(format!(
-                    "`accel` is `{other}`: choose auto, kvm or tcg"
-                ))
-                .into());
+        accelerator: match wish(config.get(SettingKey::Accel)) {
+            Some(wish) => wish,
+            None => {
+                let accel = config.get(SettingKey::Accel);
+                let message = format!("`accel` is `{accel}`: choose auto, kvm or tcg");
+                return Err(Failure::usage(message).into());
             }
         },
         shim_program: std::env::current_exe().context("cannot find this program's file")?,
@@ -140,6 +138,15 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
         jail: true,
+    })
+}
+
+fn wish(word: &str) -> Option<AcceleratorWish> {
+    Some(match word {
+        "auto" => AcceleratorWish::Auto,
+        "kvm" => AcceleratorWish::Kvm,
+        "tcg" => AcceleratorWish::Tcg,
+        _ => return None,
     })
 }
 
@@ -300,40 +307,44 @@ pub(super) fn bake_here(config: &Config, flags: &Bake) -> anyhow::Result<u8> {
 
 /// What `doctor` checks without a daemon.
 pub(super) fn host_checks(config: &Config) -> Vec<Check> {
+    let mut checks = Vec::new();
     let qemu = find_program(config.get(SettingKey::Qemu));
-    let version = std::process::Command::new(&qemu)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output();
-    let qemu = match version {
-        Ok(output) if output.status.success() => {
-            let text = String::from_utf8_lossy(&output.stdout);
-            let line = text.lines().next().unwrap_or_default().to_owned();
-            Check {
-                name: "qemu",
-                outcome: Outcome::Ok,
-                found: line,
-                fix: None,
-            }
+    match QemuVersion::probe(&qemu) {
+        Ok(version) => {
+            checks.push(Check::new("qemu", Outcome::Ok, version.full()));
+            checks.push(check_accelerator(config, &qemu, &version));
         }
-        _ => Check {
-            name: "qemu",
-            outcome: Outcome::Failed,
-            found: format!("`{}` does not run", qemu.display()),
-            fix: Some("apt-get install qemu-system-x86".to_owned()),
-        },
-    };
-    let agent = match agent::agent() {
-        Ok(agent) => (Outcome::Ok, output::bytes(agent.len() as u64)),
-        Err(error) => (Outcome::Failed, error.to_string()),
-    };
-    vec![
-        qemu,
-        Check {
-            name: "agent",
-            outcome: agent.0,
-            found: agent.1,
-            fix: None,
-        },
-    ]
+        Err(error) => checks.push(Check::new("qemu", Outcome::Failed, error.to_string())),
+    }
+    checks.push(match pando_sys::jail::landlock::abi() {
+        0 => Check::new(
+            "landlock",
+            Outcome::Warning,
+            "this kernel has none: QEMU is confined by seccomp and its account alone",
+        ),
+        abi => Check::new("landlock", Outcome::Ok, format!("version {abi}")),
+    });
+    checks.push(match agent::agent() {
+        Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),
+        Err(error) => Check::new("agent", Outcome::Failed, error.to_string()),
+    });
+    checks
+}
+
+/// How guests are run here, and why; starts a small guest unless that was done since the
+/// host's start.
+fn check_accelerator(config: &Config, qemu: &Path, version: &QemuVersion) -> Check {
+    let wish = wish(config.get(SettingKey::Accel)).unwrap_or(AcceleratorWish::Auto);
+    let cache = config.path(SettingKey::CacheDir).join("accelerator");
+    match pando_shim::host::accelerator(qemu, version, wish, Some(&cache)) {
+        Ok(found) => {
+            let (outcome, than) = match found.accelerator {
+                Accelerator::Kvm => (Outcome::Ok, ""),
+                Accelerator::Tcg => (Outcome::Warning, ", several times slower than kvm"),
+            };
+            let text = format!("{}{than} ({})", found.accelerator, found.reason);
+            Check::new("accelerator", outcome, text)
+        }
+        Err(error) => Check::new("accelerator", Outcome::Failed, error.to_string()),
+    }
 }
