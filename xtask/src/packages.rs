@@ -130,11 +130,14 @@ fn backports(codename: &str) -> (Option<String>, Option<String>) {
     if pando_image::host_has_suite(&suite) {
         return (Some(suite), None);
     }
+    // Without a Debian archive of its own the host is no Debian 12 that we know.
+    let Some(archive) = pando_image::host_archive() else {
+        return (None, None);
+    };
     let source = format!(
-        "# Written by Pando for QEMU; `make uninstall` removes it.\nTypes: deb\nURIs: {}\n\
+        "# Written by Pando for QEMU; `make uninstall` removes it.\nTypes: deb\nURIs: {archive}\n\
          Suites: {suite}\nComponents: main\n\
-         Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n",
-        pando_image::host_archive()
+         Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
     );
     (Some(suite), Some(source))
 }

@@ -27,7 +27,7 @@ pub struct BaseOptions {
     /// The cache; made if missing. Images of this user's other clones are found there too.
     pub cache_dir: PathBuf,
     /// The archive to take packages from, and no other (`PANDO_DEBIAN_MIRROR`);
-    /// without it the host's own, then Debian's public one.
+    /// without it the host's own.
     pub mirror: Option<String>,
     /// Whether the image trusts the certificates that the host trusts beyond Debian's.
     pub host_ca: bool,

@@ -32,6 +32,11 @@ pub enum BuildError {
         /// The end of what it printed.
         last_lines: String,
     },
+    /// The host names no Debian archive, and neither did the person.
+    #[error(
+        "this host's apt names no Debian archive: set `PANDO_DEBIAN_MIRROR` to one, such as `http://MIRROR/debian`"
+    )]
+    NoMirror,
     /// `PANDO_DEBIAN_MIRROR` is not an address of an archive.
     #[error("the mirror is not an `http://` or `https://` address")]
     BadMirror,

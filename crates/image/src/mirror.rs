@@ -5,11 +5,8 @@
 //! an address are dropped, not used: they were given to the host's apt.
 
 use crate::error::BuildError;
+use crate::tools;
 use std::path::Path;
-
-/// The public archive, for a host that names none or whose mirror lacks the suite.
-pub(crate) const PUBLIC: &str = "http://deb.debian.org/debian";
-const PUBLIC_SECURITY: &str = "http://deb.debian.org/debian-security";
 
 /// Where the suite's packages and their security updates are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,13 +30,30 @@ impl Mirror {
         }
         text
     }
+
+    /// The same for the guest's own apt, in deb822 form, without credentials.
+    pub(crate) fn guest_sources(&self, suite: &str) -> String {
+        let stanza = |address: &str, suites: &str| {
+            let address = tools::without_credentials(address);
+            format!(
+                "Types: deb\nURIs: {address}\nSuites: {suites}\nComponents: main\n\
+                 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+            )
+        };
+        let mut text = stanza(&self.archive, &format!("{suite} {suite}-updates"));
+        if let Some(security) = &self.security {
+            text += "\n";
+            text += &stanza(security, &format!("{suite}-security"));
+        }
+        text
+    }
 }
 
 /// The Debian archive that the host's own apt uses, as `http://HOST/debian` without
-/// credentials; the public one where the host names none.
-pub fn host_archive() -> String {
+/// credentials; `None` where the host names none.
+pub fn host_archive() -> Option<String> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    host_mirror(&apt_source_files(), &read).map_or_else(|| PUBLIC.into(), |mirror| mirror.archive)
+    host_mirror(&apt_source_files(), &read).map(|mirror| mirror.archive)
 }
 
 /// Whether the host's apt has a source with this suite, Debian's or not.
@@ -57,17 +71,11 @@ pub(crate) fn candidates(named: Option<&str>) -> Result<Vec<Mirror>, BuildError>
         return named_mirrors(named);
     }
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    let mut found: Vec<Mirror> = host_mirror(&apt_source_files(), &read)
-        .into_iter()
-        .collect();
-    let public = Mirror {
-        archive: PUBLIC.into(),
-        security: Some(PUBLIC_SECURITY.into()),
-    };
-    if !found.contains(&public) {
-        found.push(public);
+    match host_mirror(&apt_source_files(), &read) {
+        None => Err(BuildError::NoMirror),
+        Some(mirror) if mirror.security.is_none() => named_mirrors(&mirror.archive),
+        Some(mirror) => Ok(vec![mirror]),
     }
-    Ok(found)
 }
 
 /// A mirror of one's own may lack the security updates: then it is taken without.
@@ -145,7 +153,7 @@ fn host_mirror(
             .find(|address| address.ends_with(folder))
     };
     let archive = first(false, "/debian")?;
-    let security = first(true, "/debian-security").or_else(|| Some(PUBLIC_SECURITY.into()));
+    let security = first(true, "/debian-security");
     Some(Mirror { archive, security })
 }
 
@@ -317,7 +325,20 @@ mod tests {
     }
 
     fn mirror(archive: &str, security: &str) -> Option<(String, Option<String>)> {
-        Some((archive.to_owned(), Some(security.to_owned())))
+        let security = Some(security).filter(|address| !address.is_empty());
+        Some((archive.to_owned(), security.map(ToOwned::to_owned)))
+    }
+
+    #[test]
+    fn the_guests_sources_carry_no_credentials() {
+        let mirror = Mirror {
+            archive: "https://me:secret@in.example/debian".into(),
+            security: Some("https://in.example/debian-security".into()),
+        };
+        let text = mirror.guest_sources("trixie");
+        assert!(!text.contains("secret"), "{text}");
+        assert!(text.contains("Suites: trixie trixie-updates\n"), "{text}");
+        assert!(text.contains("Suites: trixie-security\n"), "{text}");
     }
 
     #[test]
@@ -343,7 +364,7 @@ mod tests {
                     deb [arch=amd64] https://me:pw@in.example/debian bookworm main # near\n";
         assert_eq!(
             found("sources.list", text),
-            mirror("https://in.example/debian", PUBLIC_SECURITY)
+            mirror("https://in.example/debian", "")
         );
     }
 
@@ -372,7 +393,7 @@ mod tests {
                     Suites: trixie\nComponents: main\n";
         assert_eq!(
             found("debian.sources", text),
-            mirror("https://near.example/debian", PUBLIC_SECURITY)
+            mirror("https://near.example/debian", "")
         );
     }
 

@@ -15,6 +15,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The guest's list of package sources.
+const GUEST_SOURCES: &str = "debian.sources";
+
 /// Puts `root.erofs`, `vmlinuz`, `kernel-release` and `modules/` into `work`.
 pub(crate) fn create(
     work: &Path,
@@ -40,14 +43,14 @@ pub(crate) fn create(
         .arg(work.join("boot.tar"));
     unpack.arg("--directory").arg(work);
     tools::run("tar", &mut unpack, "", progress)?;
-    for name in ["boot.tar", "source.tar"] {
+    for name in ["boot.tar", "source.tar", GUEST_SOURCES] {
         std::fs::remove_file(work.join(name))
             .map_err(BuildError::file("remove", work.join(name)))?;
     }
     Ok(())
 }
 
-/// A mirror near the host may lack this suite; the public one does not.
+/// A mirror may lack the security updates: then the image is made without.
 fn from_first_that_works(
     mirrors: &[Mirror],
     work: &Path,
@@ -93,6 +96,15 @@ fn debootstrap(
     let tar = quoted(&work.join("source.tar"));
     let out = |name: &str| format!("download /.pando/{name} {}", quoted(&work.join(name)));
 
+    // What the guest's own apt asks later: where its packages came from. Not part of the
+    // content hash, which would otherwise differ from one network to the next.
+    let sources = work.join(GUEST_SOURCES);
+    write_file(&sources, 0o644, &mirror.guest_sources(SUITE))?;
+    let upload = format!(
+        "upload {} /etc/apt/sources.list.d/{GUEST_SOURCES}",
+        quoted(&sources)
+    );
+
     let mut command = scratch.command("mmdebstrap")?;
     command
         .arg(if tools::is_root() {
@@ -105,6 +117,7 @@ fn debootstrap(
         .arg(format!("--include={}", source::packages().join(",")))
         .args(dpkg_options())
         .arg(hook(format!("tar-in {tar} /")))
+        .arg(hook(upload))
         .arg(hook("sh \"$1/.pando/setup.sh\" \"$1\"".into()))
         .arg(hook(out("root.erofs")))
         .arg(hook(out("boot.tar")))

@@ -55,8 +55,7 @@ macro_rules! source_files {
 }
 
 /// The files of `images/base/files`.
-pub(crate) const FILES: [SourceFile; 11] = source_files! {
-    0o644 "etc/apt/sources.list.d/debian.sources"
+pub(crate) const FILES: [SourceFile; 10] = source_files! {
     0o644 "etc/default/locale"
     0o644 "etc/dpkg/dpkg.cfg.d/pando"
     0o644 "etc/hostname"

@@ -8,6 +8,10 @@ fn the_base_template_is_debian_13_with_the_promised_tools() {
     let world = World::start();
     let id = world.create();
     assert_eq!(world.sh(&id, ". /etc/os-release; echo $VERSION_ID"), "13");
+    assert_eq!(
+        world.sh(&id, "grep -h -m 1 ^Suites: /etc/apt/sources.list.d/*"),
+        "Suites: trixie trixie-updates"
+    );
     for tool in ["python3", "pip", "git", "curl", "ps", "sudo", "bash"] {
         world.sh(&id, &format!("command -v {tool}"));
     }
