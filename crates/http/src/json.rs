@@ -2,12 +2,13 @@
 
 use crate::error::ApiError;
 use axum::extract::{FromRequest, FromRequestParts, MatchedPath, RawPathParams, Request};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{HeaderMap, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use pando_types::limits::JSON_BODY_BYTES;
 use serde::de::DeserializeOwned;
+use std::time::Duration;
 
 /// A JSON body. An empty one counts as `{}`, so that a plain `POST` works
 /// where every field may be left out.
@@ -56,18 +57,45 @@ fn is_json(headers: &HeaderMap) -> bool {
         || (media_type.starts_with("application/") && media_type.ends_with("+json"))
 }
 
-async fn read(body: axum::body::Body) -> Result<Bytes, ApiError> {
-    let whole = Limited::new(body, JSON_BODY_BYTES)
-        .collect()
-        .await
-        .map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                ApiError::BodyTooLarge(JSON_BODY_BYTES)
-            } else {
-                ApiError::BadParameter(format!("the body broke off: {error}"))
-            }
-        })?;
-    Ok(whole.to_bytes())
+/// Read and dropped of a body that is too large before it is refused. A connection that is
+/// closed on unread bytes is reset, and its client sees that instead of the refusal.
+const DRAIN_BYTES: usize = 64 << 20;
+
+/// The time for it; a client that sends more slowly sees the reset.
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+
+async fn read(mut body: axum::body::Body) -> Result<Bytes, ApiError> {
+    let mut whole = BytesMut::new();
+    while let Some(data) = next_data(&mut body).await? {
+        if whole.len() + data.len() > JSON_BODY_BYTES {
+            // How it ends changes nothing of the refusal.
+            drop(tokio::time::timeout(DRAIN_TIME, drain(&mut body)).await);
+            return Err(ApiError::BodyTooLarge(JSON_BODY_BYTES));
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(whole.freeze())
+}
+
+async fn next_data(body: &mut axum::body::Body) -> Result<Option<Bytes>, ApiError> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame
+            .map_err(|error| ApiError::BadParameter(format!("the body broke off: {error}")))?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+async fn drain(body: &mut axum::body::Body) {
+    let mut left = DRAIN_BYTES;
+    while let Ok(Some(data)) = next_data(body).await {
+        match left.checked_sub(data.len()) {
+            Some(fewer) => left = fewer,
+            None => return,
+        }
+    }
 }
 
 /// The parameters of the query; unknown ones are refused if `T` says so.
