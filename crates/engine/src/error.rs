@@ -1,5 +1,6 @@
 //! What can go wrong, with a stable code, who can fix it and how.
 
+use pando_shim::error_chain;
 use pando_types::SandboxState;
 
 /// A refused or failed request. `Display` is for the caller; the source chain
@@ -111,18 +112,6 @@ impl EngineError {
 impl EngineError {
     /// An internal fault, with all its causes.
     pub(crate) fn internal(error: &dyn std::error::Error) -> Self {
-        Self::Internal(chain(error))
+        Self::Internal(error_chain(error))
     }
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

@@ -26,6 +26,7 @@ mod usage;
 
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::EngineError;
+pub use pando_shim::error_chain;
 pub use pando_shim::host::AcceleratorWish;
 pub use template::BakeOptions;
 

@@ -94,7 +94,7 @@ impl ShimStarter {
         let failed = |error: &dyn std::error::Error| {
             EngineError::SpawnFailed(format!(
                 "cannot start the shim: {}",
-                crate::error::chain(error)
+                pando_shim::error_chain(error)
             ))
         };
         let log: OwnedFd = open_log(&dir.log())

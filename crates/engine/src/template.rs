@@ -240,7 +240,7 @@ impl Engine {
         let built = built.await.map_err(|error| EngineError::internal(&error))?;
         built.map_err(|error| EngineError::BakeFailed {
             template: BASE.to_owned(),
-            reason: crate::error::chain(&error),
+            reason: pando_shim::error_chain(&error),
         })
     }
 

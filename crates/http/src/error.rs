@@ -9,8 +9,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use pando_api::{ErrorBody, ErrorResponse};
-use pando_engine::EngineError;
-use std::error::Error;
+use pando_engine::{EngineError, error_chain};
 use std::fmt::Write as _;
 
 /// Where the hint of every error points, `#code` follows.
@@ -155,7 +154,7 @@ impl From<&ApiError> for Refusal {
             code,
             message: error.to_string(),
             hint,
-            chain: chain(error),
+            chain: error_chain(error),
         }
     }
 }
@@ -190,16 +189,6 @@ impl IntoResponse for ApiError {
         response.extensions_mut().insert(Refusal::from(&self));
         response
     }
-}
-
-fn chain(error: &ApiError) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let _ = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// A row of [`ERRORS`].

@@ -5,6 +5,7 @@
 //! it through [`client`], and may die and come back: the shim goes on.
 
 pub mod client;
+mod error_chain;
 mod failure;
 pub mod host;
 mod machine;
@@ -16,4 +17,5 @@ mod service;
 mod snapshot;
 pub mod spec;
 
+pub use error_chain::error_chain;
 pub use serve::{CAUSE_FILE, LISTENER_FD, ShimError, run};

@@ -1,5 +1,6 @@
 //! The VM of this sandbox, from nothing to an agent that answers.
 
+use crate::error_chain::error_chain;
 use crate::failure;
 use crate::processes::Processes;
 use crate::spec::{self, Begin, ShimSpec};
@@ -102,7 +103,7 @@ impl Machine {
         let running = match self.start().await {
             Ok(running) => running,
             Err(error) => {
-                self.set(State::STATE_FAILED, chain(&error));
+                self.set(State::STATE_FAILED, error_chain(&error));
                 return;
             }
         };
@@ -295,16 +296,4 @@ fn stream_pair() -> Result<(UnixStream, std::os::fd::OwnedFd), StartError> {
     ours.set_nonblocking(true).map_err(StartError::Socket)?;
     let ours = UnixStream::from_std(ours).map_err(StartError::Socket)?;
     Ok((ours, theirs.into()))
-}
-
-/// An error and its sources, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

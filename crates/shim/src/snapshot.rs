@@ -1,6 +1,7 @@
 //! Saving a running VM: freeze, stop, copy what changed, go on, write.
 
-use crate::machine::{Machine, Running, chain, make_overlay};
+use crate::error_chain::error_chain;
+use crate::machine::{Machine, Running, make_overlay};
 use crate::spec;
 use connectrpc::ConnectError;
 use pando_vmm::memory_image::{ARENA_BYTES, seal_cold};
@@ -23,7 +24,7 @@ pub(crate) async fn take(
     running: &Running,
     request: &SnapshotRequest,
 ) -> Result<SnapshotResponse, ConnectError> {
-    let failed = |error: &dyn std::error::Error| ConnectError::internal(chain(error));
+    let failed = |error: &dyn std::error::Error| ConnectError::internal(error_chain(error));
     // Held to the end: one snapshot at a time, and the numbers of its files are its own.
     let mut disks = machine.disk_layers.lock().await;
     let cold = !matches!(machine.spec.begin, spec::Begin::Spawn { .. });
@@ -165,7 +166,7 @@ where
     E: std::error::Error + Send + 'static,
 {
     match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result.map_err(|error| ConnectError::internal(chain(&error))),
+        Ok(result) => result.map_err(|error| ConnectError::internal(error_chain(&error))),
         Err(_) => Err(ConnectError::internal("the snapshot's thread died")),
     }
 }

@@ -357,9 +357,7 @@ fn seal(path: &Path) -> Result<(), StoreError> {
 }
 
 fn sync_dir(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(io_error("sync", dir))
+    pando_sys::file::sync_directory(dir).map_err(io_error("sync", dir))
 }
 
 #[cfg(test)]

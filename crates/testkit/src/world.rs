@@ -84,7 +84,7 @@ impl World {
         }
         world.start_daemon();
         if !options.without_template {
-            let made = world.run(["template", "bake", "base"].iter().chain(host_ca()));
+            let made = world.run(["template", "bake", "base"]);
             assert_eq!(made.code, 0, "cannot make the template: {made:?}");
         }
         world
@@ -420,14 +420,6 @@ impl Drop for World {
             }
         }
     }
-}
-
-/// The option that lets guests reach package indexes behind a proxy that only the host
-/// trusts, where that is how the machine is set up.
-fn host_ca() -> impl Iterator<Item = &'static &'static str> {
-    std::env::var_os("PANDO_TEST_HOST_CA")
-        .map(|_| &"--host-ca")
-        .into_iter()
 }
 
 fn child_of(parent: u32) -> Option<u32> {
