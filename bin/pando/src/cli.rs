@@ -172,6 +172,10 @@ pub(crate) struct SandboxFlags {
     /// MiB: 256, 512, 1024, 2048, 4096, 8192 or 16384
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u32>,
+    /// What it is started from: `auto` is a waiting clone where there is one, `snapshot` loads the template's
+    /// saved machine, `boot` boots a kernel that shares no secret with other sandboxes [default: auto]
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "snapshot", "boot"])]
+    pub(crate) start: Option<String>,
 }
 
 /// `pando run`.
@@ -336,6 +340,16 @@ pub(crate) enum TemplateCommand {
     Warm(Warm),
     /// Make a template
     Bake(Bake),
+    /// Remove templates; sandboxes made from them are kept
+    Rm(ManyTemplates),
+}
+
+/// `pando template rm`.
+#[derive(Debug, Args)]
+pub(crate) struct ManyTemplates {
+    /// The templates
+    #[arg(required = true, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) names: Vec<String>,
 }
 
 /// `pando template warm`.

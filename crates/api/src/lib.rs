@@ -18,5 +18,6 @@ pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
 pub use server::{
-    BakeRequest, ConsoleLog, Event, EventList, Size, Status, Template, TemplateList, WarmRequest,
+    BakeRequest, ConsoleLog, Event, EventList, Pool, PoolSlots, Size, Status, Template,
+    TemplateList, WarmRequest,
 };

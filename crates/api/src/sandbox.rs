@@ -26,6 +26,11 @@ pub struct CreateSandboxRequest {
     /// Free text for your own use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// `auto` (when left out): the quickest there is, a waiting clone first. `snapshot`: loaded for this request from the
+    /// template's saved machine. `boot`: its kernel boots from nothing, which takes seconds without KVM; it then shares no
+    /// kernel secret, such as the layout of its memory, with other sandboxes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
 }
 
 /// A sandbox. Its environment is not repeated here, since it often holds secrets.

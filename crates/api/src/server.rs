@@ -108,4 +108,38 @@ pub struct Status {
     pub accelerator_reason: String,
     /// How many sandboxes there are in each state.
     pub sandboxes: BTreeMap<String, u64>,
+    /// What waits for the next request.
+    pub pool: Pool,
+}
+
+/// Work done ahead of requests: processes and clones that wait to become sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pool {
+    /// Slots that wait, by what they are made from.
+    pub slots: Vec<PoolSlots>,
+    /// Slots that are being made now.
+    pub filling: u64,
+    /// Why fewer wait than are wanted; absent when nothing is in the way.
+    pub limited_by: Option<String>,
+    /// Sandboxes made since the daemon's start, by what they were made from: `warm`, `bound`, `generic`, or `none` when
+    /// nothing waited.
+    pub claims: BTreeMap<String, u64>,
+}
+
+/// Slots of one template and size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolSlots {
+    /// The template; absent for processes that fit any template of this size.
+    pub template: Option<String>,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// `warm`: a clone that has answered and waits, stopped. `bound`: a VMM with this template's layers open. `generic`: a
+    /// VMM that fits any template of this size.
+    pub kind: String,
+    /// How many wait.
+    pub waiting: u64,
+    /// How many are wanted.
+    pub wanted: u64,
 }

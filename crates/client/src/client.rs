@@ -338,6 +338,14 @@ impl Client {
             .map(drop)
     }
 
+    /// Removes a template; sandboxes made from it are kept.
+    pub async fn remove_template(&self, template: &str) -> Result<(), ClientError> {
+        self.transport
+            .send_json(&call(Operation::RemoveTemplate, template), NO_BODY)
+            .await
+            .map(drop)
+    }
+
     /// Makes a template; returns when it is done.
     pub async fn bake_template(
         &self,

@@ -3,7 +3,7 @@
 use crate::bake::Bakery;
 use crate::host::Host;
 use crate::lifecycle::Operation;
-use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
+use crate::request::{Caller, CreateSandbox, Event, PoolStatus, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
 use crate::{EngineError, keys};
@@ -245,6 +245,7 @@ impl Engine {
             vmm: self.inner.host.vmm(),
             sandboxes,
             uptime: self.inner.started.elapsed(),
+            pool: PoolStatus::default(),
         })
     }
 

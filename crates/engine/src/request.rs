@@ -32,6 +32,20 @@ pub struct CreateSandbox {
     pub env: BTreeMap<String, String>,
     /// Free text for the caller's own use.
     pub labels: BTreeMap<String, String>,
+    /// What it is started from.
+    pub start: Start,
+}
+
+/// What a new sandbox is started from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// The quickest there is: a waiting clone, else a waiting process, else the snapshot.
+    #[default]
+    Auto,
+    /// The template's snapshot, loaded for this request.
+    Snapshot,
+    /// Nothing: its kernel boots. Seconds without KVM; it shares no kernel secret with siblings.
+    Boot,
 }
 
 /// A sandbox as seen from outside.
@@ -234,4 +248,34 @@ pub struct Status {
     pub sandboxes: BTreeMap<&'static str, u64>,
     /// How long it has been up.
     pub uptime: Duration,
+    /// What waits for the next request.
+    pub pool: PoolStatus,
+}
+
+/// Work done ahead of requests.
+#[derive(Clone, Debug, Default)]
+pub struct PoolStatus {
+    /// Slots that wait, by what they are made from.
+    pub slots: Vec<PoolSlots>,
+    /// Slots that are being made.
+    pub filling: usize,
+    /// Why fewer wait than are wanted.
+    pub limited_by: Option<String>,
+    /// Sandboxes made since the start, by what they were made from.
+    pub claims: BTreeMap<&'static str, u64>,
+}
+
+/// Slots of one kind, template and size.
+#[derive(Clone, Debug)]
+pub struct PoolSlots {
+    /// The template; `None` for processes that fit any.
+    pub template: Option<String>,
+    /// CPUs and memory.
+    pub size: Size,
+    /// `warm`, `bound` or `generic`.
+    pub kind: &'static str,
+    /// How many wait.
+    pub waiting: usize,
+    /// How many are wanted.
+    pub wanted: usize,
 }

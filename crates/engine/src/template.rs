@@ -92,6 +92,33 @@ impl Engine {
         Ok(templates)
     }
 
+    /// Removes a template. Sandboxes made from it are kept, and so is its image, which a
+    /// stopped one starts from.
+    ///
+    /// # Errors
+    /// There is no such template.
+    pub async fn remove_template(
+        &self,
+        caller: &Caller,
+        template: &TemplateRef,
+    ) -> Result<(), EngineError> {
+        let (tenant, reference) = (caller.tenant.clone(), template.clone());
+        let removed = self.blocking(move |inner| {
+            let (name, tag) = (reference.name.as_str(), reference.tag.as_str());
+            let event = NewEvent {
+                tenant: &tenant,
+                kind: "template.removed",
+                subject: name,
+                detail: tag,
+            };
+            inner.index.remove_template((&tenant, name, tag), &event)
+        });
+        if !removed.await? {
+            return Err(EngineError::TemplateNotFound(template.to_string()));
+        }
+        Ok(())
+    }
+
     async fn template(
         &self,
         caller: &Caller,

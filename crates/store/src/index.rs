@@ -223,6 +223,28 @@ impl Index {
         Ok(())
     }
 
+    /// Removes a template's row and writes the event; false if there is none.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn remove_template(
+        &self,
+        (tenant, name, tag): (&str, &str, &str),
+        event: &NewEvent<'_>,
+    ) -> Result<bool, IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let removed = transaction.execute(
+            "DELETE FROM templates WHERE tenant = ?1 AND name = ?2 AND tag = ?3",
+            [tenant, name, tag],
+        )?;
+        if removed > 0 {
+            insert_event(&transaction, event)?;
+        }
+        transaction.commit()?;
+        Ok(removed > 0)
+    }
+
     /// All templates of a tenant, by name and tag.
     ///
     /// # Errors

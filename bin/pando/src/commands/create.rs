@@ -28,6 +28,7 @@ pub(super) fn request(flags: &SandboxFlags) -> CreateSandboxRequest {
         template: flags.template.clone(),
         cpus: flags.cpus,
         memory_mib: flags.memory,
+        start: flags.start.clone(),
         ..CreateSandboxRequest::default()
     }
 }

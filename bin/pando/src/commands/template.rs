@@ -1,10 +1,11 @@
-//! `pando template`: list, warm, bake.
+//! `pando template`: list, warm, bake, remove.
 
 use super::sandboxes::age_since;
 use super::{block_on, client, load, serve};
-use crate::cli::{Bake, Global, List, TemplateCommand, Warm};
+use crate::cli::{Bake, Global, List, ManyTemplates, TemplateCommand, Warm};
 use crate::exit;
 use crate::output;
+use pando_client::ClientError;
 use pando_client::api::{BakeRequest, Template, WarmRequest};
 use pando_client::{Client, ClientError};
 
@@ -13,6 +14,7 @@ pub(super) fn template(global: &Global, command: TemplateCommand) -> anyhow::Res
     let config = load(global)?;
     match command {
         TemplateCommand::Ls(flags) => block_on(ls(client(&config)?, flags)),
+        TemplateCommand::Rm(flags) => block_on(rm(client(&config)?, flags)),
         TemplateCommand::Warm(flags) => block_on(warm(client(&config)?, flags)),
         TemplateCommand::Bake(flags) => {
             let client = client(&config)?;
@@ -63,6 +65,21 @@ async fn warm(client: Client, flags: Warm) -> anyhow::Result<u8> {
     client.warm_template(&flags.name, &wanted).await?;
     output::line(&flags.name);
     Ok(exit::DONE)
+}
+
+async fn rm(client: Client, flags: ManyTemplates) -> anyhow::Result<u8> {
+    let mut code = exit::DONE;
+    for name in &flags.names {
+        match client.remove_template(name).await {
+            Ok(()) => output::line(name),
+            Err(error @ ClientError::NotReachable { .. }) => return Err(error.into()),
+            Err(error) => {
+                output::report(&error.into());
+                code = exit::FAILED;
+            }
+        }
+    }
+    Ok(code)
 }
 
 async fn bake(client: Client, flags: Bake) -> anyhow::Result<u8> {

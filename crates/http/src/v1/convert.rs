@@ -59,7 +59,19 @@ pub(super) fn create_sandbox(
         memory_mib: request.memory_mib,
         env: request.env,
         labels: request.labels,
+        start: start(request.start.as_deref())?,
     })
+}
+
+fn start(word: Option<&str>) -> Result<engine::Start, ApiError> {
+    match word {
+        None | Some("auto") => Ok(engine::Start::Auto),
+        Some("snapshot") => Ok(engine::Start::Snapshot),
+        Some("boot") => Ok(engine::Start::Boot),
+        Some(other) => Err(invalid(format!(
+            "`start` cannot be `{other}`: choose `auto`, `snapshot` or `boot`"
+        ))),
+    }
 }
 
 fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
@@ -315,6 +327,27 @@ pub(super) fn status(status: engine::Status) -> api::Status {
             .sandboxes
             .into_iter()
             .map(|(state, count)| (state.to_owned(), count))
+            .collect(),
+        pool: pool(status.pool),
+    }
+}
+
+fn pool(pool: engine::PoolStatus) -> api::Pool {
+    let slots = pool.slots.into_iter().map(|slots| api::PoolSlots {
+        template: slots.template,
+        cpus: slots.size.cpus(),
+        memory_mib: slots.size.memory_mib(),
+        kind: slots.kind.to_owned(),
+        waiting: slots.waiting as u64,
+        wanted: slots.wanted as u64,
+    });
+    let claims = pool.claims.into_iter();
+    api::Pool {
+        slots: slots.collect(),
+        filling: pool.filling as u64,
+        limited_by: pool.limited_by,
+        claims: claims
+            .map(|(kind, count)| (kind.to_owned(), count))
             .collect(),
     }
 }

@@ -62,6 +62,7 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::ListEvents => on(filter, server_info::events),
         Operation::ListTemplates => on(filter, server_info::templates),
         Operation::WarmTemplate => on(filter, server_info::warm),
+        Operation::RemoveTemplate => on(filter, server_info::remove_template),
         Operation::BakeTemplate => on(filter, server_info::bake),
         Operation::Status => on(filter, server_info::status),
         Operation::Health => on(filter, server_info::health),

@@ -71,6 +71,18 @@ pub(super) async fn warm(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Removes a template.
+pub(super) async fn remove_template(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+) -> Result<StatusCode, ApiError> {
+    let template = convert::template_ref(&name)?;
+    sandboxes::to_the_end(async move { api.engine.remove_template(&caller, &template).await })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 /// Makes a template; answers when it is done. Its steps go to the log.
 pub(super) async fn bake(
     State(api): State<Api>,
