@@ -5,7 +5,6 @@ use super::{block_on, client, load, serve};
 use crate::cli::{Bake, Global, List, ManyTemplates, TemplateCommand, Warm};
 use crate::exit;
 use crate::output;
-use pando_client::ClientError;
 use pando_client::api::{BakeRequest, Template, WarmRequest};
 use pando_client::{Client, ClientError};
 
