@@ -29,6 +29,13 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
     if resume.step == Step::STEP_SETTLE {
         return settle(sandbox, &resume);
     }
+    let warming = resume.step == Step::STEP_WARM;
+    if sandbox.warm(warming) {
+        forget_warm_up(sandbox);
+    }
+    if warming {
+        sandbox.set_last_pid(last_pid());
+    }
     let mut warnings = Vec::new();
     let mut note = |step: &str, result: Result<()>| {
         if let Err(error) = result {
@@ -51,7 +58,9 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
             environment: resume.env.into_iter().collect(),
             access_token: resume.access_token,
         });
-        note("hooks", run_hooks(sandbox).await);
+        if !warming {
+            note("hooks", run_hooks(sandbox).await);
+        }
     }
     answer(sandbox, warnings, error)
 }
@@ -68,6 +77,24 @@ fn settle(sandbox: &Arc<Sandbox>, resume: &Resume) -> Resumed {
         warnings.push(format!("cannot thaw the user's processes: {error}"));
     }
     answer(sandbox, warnings, String::new())
+}
+
+/// The number that the last process got, which the next one's follows.
+const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
+
+fn last_pid() -> Option<String> {
+    std::fs::read_to_string(LAST_PID).ok()
+}
+
+/// A clone that was warmed up is to look like one that was not: the processes that did
+/// it are forgotten, and the next one gets the number that it would have got.
+fn forget_warm_up(sandbox: &Sandbox) {
+    sandbox.processes.forget_ended();
+    if let Some(last_pid) = sandbox.last_pid()
+        && let Err(error) = std::fs::write(LAST_PID, last_pid)
+    {
+        log!("cannot set the number of the next process: {error}");
+    }
 }
 
 fn answer(sandbox: &Arc<Sandbox>, warnings: Vec<String>, error: String) -> Resumed {

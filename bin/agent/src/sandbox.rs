@@ -1,12 +1,14 @@
 //! What all parts of the agent share.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use connectrpc::ConnectError;
 
 use crate::boot::Root;
 use crate::boot::cgroups::UserCgroup;
+use crate::process::CgroupChoice;
 use crate::process::table::Table;
 
 /// What the last resume message said that later requests need.
@@ -26,6 +28,10 @@ pub(crate) struct Sandbox {
     pub cgroup: UserCgroup,
     identity: Mutex<Identity>,
     root: OnceLock<Root>,
+    /// What the last process's number was before it was warmed up.
+    last_pid: Mutex<Option<String>>,
+    /// It is nobody's yet and is being warmed up.
+    warming: AtomicBool,
 }
 
 impl Sandbox {
@@ -36,6 +42,34 @@ impl Sandbox {
             cgroup,
             identity: Mutex::default(),
             root: OnceLock::new(),
+            last_pid: Mutex::default(),
+            warming: AtomicBool::new(false),
+        }
+    }
+
+    /// Remembers the last process's number.
+    pub(crate) fn set_last_pid(&self, last_pid: Option<String>) {
+        *self.last_pid.lock().unwrap_or_else(PoisonError::into_inner) = last_pid;
+    }
+
+    /// The last process's number, as it was remembered.
+    pub(crate) fn last_pid(&self) -> Option<String> {
+        let last_pid = self.last_pid.lock().unwrap_or_else(PoisonError::into_inner);
+        last_pid.clone()
+    }
+
+    /// Says whether it is being warmed up; returns whether it was.
+    pub(crate) fn warm(&self, warming: bool) -> bool {
+        self.warming.swap(warming, Ordering::Relaxed)
+    }
+
+    /// Where a process that is started now lives. While the sandbox is warmed up only the
+    /// host can ask for one, which is to take the way of the first real one; the user's
+    /// cgroup is frozen.
+    pub(crate) fn cgroup_choice(&self) -> CgroupChoice {
+        match self.warming.load(Ordering::Relaxed) {
+            true => CgroupChoice::Hooks,
+            false => CgroupChoice::User,
         }
     }
 

@@ -404,6 +404,9 @@ pub(crate) struct Serve {
     /// How guests are run: auto, kvm or tcg [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "kvm", "tcg"], hide_possible_values = true)]
     pub(crate) accel: Option<String>,
+    /// Clones that wait ready for each template and size in use: auto, or a number [default: auto]
+    #[arg(long, value_name = "N")]
+    pub(crate) warm: Option<String>,
     /// Run in the background, with the log in a file; nothing supervises it
     #[arg(long)]
     pub(crate) detach: bool,
@@ -418,6 +421,7 @@ impl Serve {
         vec![
             (SettingKey::Listen, self.listen.clone()),
             (SettingKey::Accel, self.accel.clone()),
+            (SettingKey::Warm, self.warm.clone()),
         ]
     }
 }

@@ -25,6 +25,8 @@ pub(crate) enum SettingKey {
     Accel,
     Qemu,
     DebianMirror,
+    Warm,
+    ReserveMib,
     Log,
 }
 
@@ -72,6 +74,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
+    setting(SettingKey::Warm, ("warm", "PANDO_WARM"), "`auto`: 2 to 8, as many as were asked for within a minute", "Clones that wait ready, for each template and size in use; 0: none. They leave the host the memory of `reserve_mib`."),
+    setting(SettingKey::ReserveMib, ("reserve_mib", "PANDO_RESERVE_MIB"), "an eighth of the host's memory, 512 to 8192", "Memory in MiB that waiting clones leave free; below it they are given up."),
     setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
 ];
 
@@ -258,7 +262,8 @@ fn parse_file(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
                     .map(|item| item.as_str().context("a list may hold text only"));
                 items.collect::<anyhow::Result<Vec<_>>>()?.join(",")
             }
-            _ => bail!("`{name}` must be text or a list of texts"),
+            toml::Value::Integer(number) => number.to_string(),
+            _ => bail!("`{name}` must be text, a number or a list of texts"),
         };
         values.insert(name, text);
     }
@@ -280,13 +285,14 @@ fn default_of(
             .display()
             .to_string(),
         SettingKey::Listen => DEFAULT_LISTEN.to_owned(),
-        SettingKey::Accel => "auto".to_owned(),
+        SettingKey::Accel | SettingKey::Warm => "auto".to_owned(),
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
         SettingKey::Log => "info".to_owned(),
         // `url` follows `listen`, which comes later in the table; see `url`.
         SettingKey::Url
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
+        | SettingKey::ReserveMib
         | SettingKey::DebianMirror => String::new(),
     })
 }

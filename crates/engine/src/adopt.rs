@@ -28,8 +28,11 @@ impl Engine {
         let dirs = self.inner.dirs.clone();
         let on_disk = self.blocking(move |_| dirs.list()).await?;
         for id in on_disk.into_iter().filter(|id| !known.contains(id)) {
-            // No row: a bake or a removal that was cut off.
+            // No row: a slot, or a bake or a removal that was cut off.
             let dir = self.inner.dirs.get(&id);
+            if self.adopt_slot(&id, &dir) {
+                continue;
+            }
             if let Some(process) = ShimProcess::read(&dir) {
                 process.kill().await;
             }

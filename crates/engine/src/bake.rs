@@ -5,7 +5,7 @@
 
 use crate::EngineError;
 use crate::host::Host;
-use crate::shims::{Shim, ShimStarter, no_space_or};
+use crate::shims::{Shim, ShimStarter, no_space_or, went_away};
 use pando_image::{BaseImage, Initrd};
 use pando_shim::host::machine_identity;
 use pando_shim::spec::{self, Begin, ShimSpec};
@@ -198,15 +198,7 @@ impl Oven {
         id: &SandboxId,
     ) -> Result<(Self, SnapshotResponse), EngineError> {
         let failed = |error: std::io::Error| no_space_or(&error, "cannot lay out the bake");
-        let base = &ingredients.base;
-        for (path, name) in [
-            (&base.root, spec::ROOT.to_owned()),
-            (&base.kernel, spec::KERNEL.to_owned()),
-            (&ingredients.initrd.path, spec::INITRD.to_owned()),
-            (&base.disk, spec::disk(0)),
-        ] {
-            self.dir.link(path, &name).map_err(failed)?;
-        }
+        link_boot(&self.dir, ingredients).map_err(failed)?;
         let spec = ShimSpec {
             sandbox_id: id.to_string(),
             qemu: bakery.starter.qemu.clone(),
@@ -223,6 +215,7 @@ impl Oven {
             hostname: "baking".to_owned(),
             machine_id: "0".repeat(32),
             env: BTreeMap::new(),
+            slot: None,
             jail: bakery.starter.jail,
         };
         let identity = crate::identity::for_sandbox(&self.dir, bakery.host.accelerator);
@@ -236,13 +229,7 @@ impl Oven {
             stop: true,
             ..SnapshotRequest::default()
         };
-        let taken = shim.client.rpc.snapshot(request).await.map_err(|error| {
-            EngineError::SpawnFailed(
-                error
-                    .message
-                    .unwrap_or_else(|| "the shim went away".to_owned()),
-            )
-        })?;
+        let taken = shim.client.rpc.snapshot(request).await.map_err(went_away)?;
         self.succeeded = true;
         Ok((self, taken.into_owned()))
     }
@@ -328,6 +315,20 @@ fn is_plain(name: &str) -> bool {
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte))
+}
+
+/// Puts what a kernel boots from into a slot.
+pub(crate) fn link_boot(dir: &SandboxDir, ingredients: &Ingredients) -> std::io::Result<()> {
+    let base = &ingredients.base;
+    for (path, name) in [
+        (&base.root, spec::ROOT.to_owned()),
+        (&base.kernel, spec::KERNEL.to_owned()),
+        (&ingredients.initrd.path, spec::INITRD.to_owned()),
+        (&base.disk, spec::disk(0)),
+    ] {
+        dir.link(path, &name)?;
+    }
+    Ok(())
 }
 
 /// Puts a snapshot's layers and the root image into a sandbox's slot.

@@ -2,11 +2,12 @@
 
 use crate::bake::Bakery;
 use crate::host::Host;
-use crate::lifecycle::Operation;
-use crate::request::{Caller, CreateSandbox, Event, PoolStatus, Sandbox, Status};
+use crate::pool::{Pool, PoolConfig};
+use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
 use crate::{EngineError, keys};
+use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
 use pando_store::{Index, LAYOUT, NewEvent, SandboxDirs, Snapshots};
 use pando_types::SandboxState;
@@ -40,6 +41,8 @@ pub struct EngineConfig {
     pub agent: &'static [u8],
     /// Where Debian packages come from; `None` is the host's own mirror.
     pub debian_mirror: Option<String>,
+    /// How much is done ahead of requests.
+    pub pool: PoolConfig,
     /// Whether jails are put on; `false` is for tests of what a jail keeps out.
     pub jail: bool,
 }
@@ -89,6 +92,10 @@ pub(crate) struct Inner {
     pub(crate) dirs: SandboxDirs,
     pub(crate) bakery: Bakery,
     pub(crate) sandboxes: Sandboxes,
+    pub(crate) pool: Pool,
+    /// The initrd with this daemon's agent, by root image: packing and hashing one takes
+    /// longer than a claim.
+    pub(crate) initrds: Mutex<HashMap<String, Initrd>>,
     pub(crate) started: Instant,
     /// Hash and tenant of every key: each request compares with them.
     keys: Vec<([u8; 32], String)>,
@@ -108,12 +115,16 @@ impl Engine {
         let engine = Self {
             inner: Arc::new(inner),
         };
+        engine.stand_templates().await?;
         engine.adopt_all().await?;
+        tokio::spawn(engine.clone().keep_pool());
         Ok(engine)
     }
 
     /// Who holds this API key; compares hashes in constant time.
     pub fn authenticate(&self, key: &str) -> Option<Caller> {
+        // Every request passes here.
+        self.inner.pool.request_came();
         keys::find(&self.inner.keys, key)
     }
 
@@ -245,7 +256,7 @@ impl Engine {
             vmm: self.inner.host.vmm(),
             sandboxes,
             uptime: self.inner.started.elapsed(),
-            pool: PoolStatus::default(),
+            pool: self.inner.pool.status(),
         })
     }
 
@@ -320,18 +331,6 @@ impl Engine {
         });
         Ok(())
     }
-
-    /// The entry, if `operation` is legal for it now.
-    pub(crate) fn entry(
-        &self,
-        caller: &Caller,
-        sandbox: &str,
-        operation: Operation,
-    ) -> Result<Arc<Entry>, EngineError> {
-        let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        entry.check(operation)?;
-        Ok(entry)
-    }
 }
 
 impl Inner {
@@ -366,6 +365,7 @@ impl Inner {
             dirs: dirs.clone(),
             under_way: Mutex::new(HashMap::new()),
         };
+        let pool = Pool::new(config.pool);
         Ok(Self {
             config,
             host,
@@ -373,6 +373,8 @@ impl Inner {
             dirs,
             bakery,
             sandboxes: Sandboxes::default(),
+            pool,
+            initrds: Mutex::default(),
             started: Instant::now(),
             keys,
             _lock: lock,

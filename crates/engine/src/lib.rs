@@ -5,7 +5,8 @@
 //!
 //! [`Engine`] is the surface. `lifecycle` says what is legal when and has no I/O;
 //! `sandboxes` holds the entries; `spawn` makes them run and notices their end;
-//! `bake` makes snapshots of templates; `shims` starts the processes.
+//! `bake` makes snapshots of templates; `pool` keeps slots that wait for requests;
+//! `shims` starts the processes.
 
 mod adopt;
 mod bake;
@@ -17,6 +18,7 @@ mod identity;
 mod ids;
 mod keys;
 mod lifecycle;
+mod pool;
 pub mod request;
 mod sandboxes;
 mod shims;
@@ -28,6 +30,7 @@ pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::EngineError;
 pub use pando_shim::error_chain;
 pub use pando_shim::host::AcceleratorWish;
+pub use pool::{PoolConfig, WarmCount};
 pub use template::BakeOptions;
 
 /// The body of a raw request to a guest, and of its answer: streamed, never buffered whole.

@@ -191,6 +191,14 @@ impl Sandboxes {
         }
     }
 
+    /// Whether one of the caller's sandboxes has this name.
+    pub(crate) fn is_named(&self, caller: &Caller, name: &str) -> bool {
+        self.lock().values().any(|entry| {
+            let row = entry.lock();
+            row.tenant == caller.tenant && row.name.as_deref() == Some(name)
+        })
+    }
+
     /// A caller's sandboxes, oldest first.
     pub(crate) fn of(&self, caller: &Caller) -> Vec<Arc<Entry>> {
         let mut entries: Vec<_> = self

@@ -7,7 +7,7 @@ use pando_store::{SandboxDir, read_untrusted};
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::readiness::Readiness;
 use pando_sys::spawn::{Child, Identity, Limit, Spawn};
-use pando_wire::shim::{ReadyRequest, ReadyResponse};
+use pando_wire::shim::{ClaimRequest, ReadyRequest, ReadyResponse, State};
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -171,19 +171,29 @@ impl Shim {
         Some(Self { client, process })
     }
 
+    /// Makes the slot that it is a sandbox, which answers then.
+    pub(crate) async fn claim(&self, request: ClaimRequest) -> Result<ReadyResponse, EngineError> {
+        let ready = self.client.rpc.claim(request).await;
+        let ready = ready.map_err(went_away)?.into_owned();
+        if ready.state != State::STATE_RUNNING {
+            return Err(EngineError::SpawnFailed(ready.cause));
+        }
+        Ok(ready)
+    }
+
     /// Waits until the sandbox answers or is known not to.
     pub(crate) async fn ready(&self) -> Result<ReadyResponse, EngineError> {
         let ready = self.client.rpc.ready(ReadyRequest::default()).await;
         ready
             .map(connectrpc::client::UnaryResponse::into_owned)
-            .map_err(|error| {
-                EngineError::SpawnFailed(
-                    error
-                        .message
-                        .unwrap_or_else(|| "the shim went away".to_owned()),
-                )
-            })
+            .map_err(went_away)
     }
+}
+
+/// A shim that does not answer.
+pub(crate) fn went_away(error: connectrpc::ConnectError) -> EngineError {
+    let message = error.message;
+    EngineError::SpawnFailed(message.unwrap_or_else(|| "the shim went away".to_owned()))
 }
 
 impl ShimProcess {

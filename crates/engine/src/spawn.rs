@@ -1,31 +1,55 @@
 //! Making sandboxes run, and noticing when they no longer do.
 
-use crate::bake::{Ingredients, link_layers};
+use crate::bake::{Ingredients, link_boot, link_layers};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
-use crate::request::{Caller, CreateSandbox};
+use crate::pool::Taken;
+use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
 use pando_store::{
-    IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, read_untrusted,
+    IndexError, Machine, NewEvent, SandboxDir, SandboxRow, SnapshotKind, fault, read_untrusted,
 };
 use pando_sys::spawn::Identity;
-use pando_types::{SandboxState, Size, TemplateRef, limits};
-use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
+use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
+use pando_wire::shim::{ClaimRequest, ReadyResponse, State, StopRequest, WatchRequest};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Time that user processes get between SIGTERM and SIGKILL at a stop.
 const STOP_GRACE_MS: u32 = 5_000;
 
 /// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
-const DISKS: usize = 3;
+pub(crate) const DISKS: usize = 3;
+
+/// The same without a bake's. The next start puts one more on it.
+const DISKS_OF_A_BOOT: usize = 2;
+
+/// A claim is some ms of work. A host so busy that it takes longer has no use for it.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a caller wants.
+struct Wish<'a> {
+    caller: &'a Caller,
+    request: &'a CreateSandbox,
+    template: &'a TemplateRef,
+    ingredients: &'a Ingredients,
+}
+
+/// How a VM begins.
+pub(crate) struct Plan {
+    pub(crate) begin: Begin,
+    /// What runs it.
+    pub(crate) machine: Machine,
+    /// Layers of its disk, its own included.
+    pub(crate) disks: usize,
+}
 
 impl Engine {
-    /// Makes a sandbox from nothing; on an error nothing is left of it.
+    /// Makes a sandbox; on an error nothing is left of it.
     pub(crate) async fn spawn_new(
         &self,
         caller: &Caller,
@@ -33,20 +57,130 @@ impl Engine {
     ) -> Result<Arc<Entry>, EngineError> {
         check_maps(&request)?;
         let size = size(&request)?;
+        let _spawning = self.inner.pool.spawning();
         let template = request.template.clone().unwrap_or_else(default_template);
         let ingredients = self.ingredients(caller, &template, size).await?;
-        let snapshot = self
-            .inner
-            .bakery
-            .ensure(&ingredients, SnapshotKind::Ready)
-            .await?;
+        let wish = Wish {
+            caller,
+            request: &request,
+            template: &template,
+            ingredients: &ingredients,
+        };
+        match request.start {
+            Start::Boot => self.boot(&wish).await,
+            Start::Snapshot => self.load(&wish).await,
+            Start::Auto => {
+                let key = self.inner.bakery.key(&ingredients, SnapshotKind::Ready);
+                let claimed = self.claim(&key, &wish).await?;
+                self.inner.pool.asked(&key, &template, &ingredients);
+                match claimed {
+                    Some(entry) => Ok(entry),
+                    None => self.load(&wish).await,
+                }
+            }
+        }
+    }
 
-        let entry = self
-            .insert(caller, &request, &template, &ingredients)
-            .await?;
+    /// Turns a slot that waits into the sandbox; `None` if there is none. A slot that is
+    /// not what it seemed is thrown away and costs the caller nothing but time.
+    async fn claim(&self, key: &str, wish: &Wish<'_>) -> Result<Option<Arc<Entry>>, EngineError> {
+        self.check_name(wish)?;
+        while let Some(taken) = self.inner.pool.take(key) {
+            match self.hand_over(&taken, wish).await {
+                Ok(entry) => {
+                    self.inner.pool.count_claim(taken.kind);
+                    return Ok(Some(entry));
+                }
+                Err(error) => {
+                    self.discard(&taken.id).await;
+                    match error {
+                        EngineError::SpawnFailed(cause) => {
+                            tracing::warn!(slot = %taken.id, "a slot could not be claimed: {cause}");
+                        }
+                        // The next slot would fare no better.
+                        error => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The claim comes before the row: without a row a slot that was claimed is thrown
+    /// away by the next daemon, since its shim no longer says that it waits.
+    async fn hand_over(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
+        let request = ClaimRequest {
+            hostname: taken.id.to_string(),
+            machine_id: ids::machine_id(&taken.id),
+            env: wish.request.env.clone().into_iter().collect(),
+            ..ClaimRequest::default()
+        };
+        let ready = tokio::time::timeout(CLAIM_TIMEOUT, taken.shim.claim(request)).await;
+        let ready = ready
+            .map_err(|_| EngineError::SpawnFailed("it did not answer in time".to_owned()))??;
+        fault::point("sandbox.claimed");
+        let dir = self.inner.dirs.get(&taken.id);
+        let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
+        let mut row = self.new_row(&taken.id, wish)?;
+        row.isolation = self.isolation_of(&ready, identity)?;
+        row.state = SandboxState::Running;
+        row.started_at = Some(SystemTime::now());
+        let entry = self.insert(row).await?;
+        entry.set_shim(Some(Arc::clone(&taken.shim)));
+        self.log_ready(&entry, &ready);
+        self.watch(&entry, &taken.shim);
+        Ok(entry)
+    }
+
+    /// Spawns from the template's snapshot, baked now if it must be.
+    async fn load(&self, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
+        let ingredients = wish.ingredients;
+        let bakery = &self.inner.bakery;
+        let snapshot = bakery.ensure(ingredients, SnapshotKind::Ready).await?;
+        let plan = Plan {
+            begin: Begin::Spawn {
+                clean_barrier: snapshot.manifest.clean_barrier,
+                mount: false,
+            },
+            machine: snapshot.manifest.machine.clone(),
+            disks: DISKS,
+        };
+        self.first_start(wish, &plan, |dir| {
+            link_layers(dir, &snapshot, &ingredients.base.root)
+        })
+        .await
+    }
+
+    /// Boots a kernel that is nobody else's.
+    async fn boot(&self, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
+        let ingredients = wish.ingredients;
+        let plan = Plan {
+            begin: Begin::Boot,
+            machine: self.inner.bakery.machine(ingredients),
+            disks: DISKS_OF_A_BOOT,
+        };
+        self.first_start(wish, &plan, |dir| link_boot(dir, ingredients))
+            .await
+    }
+
+    async fn first_start(
+        &self,
+        wish: &Wish<'_>,
+        plan: &Plan,
+        lay_out: impl FnOnce(&SandboxDir) -> std::io::Result<()>,
+    ) -> Result<Arc<Entry>, EngineError> {
+        let entry = self.insert(self.new_row(&ids::sandbox(), wish)?).await?;
         let _turn = entry.turn.lock().await;
-        match self.first_start(&entry, &snapshot, &ingredients).await {
-            Ok(()) => Ok(Arc::clone(&entry)),
+        let started = async {
+            let dir = self.new_dir(&entry.id)?;
+            lay_out(&dir).map_err(|error| no_space_or(&error, "cannot lay out the sandbox"))?;
+            self.run(&entry, &dir, plan).await
+        };
+        match started.await {
+            Ok(()) => {
+                self.inner.pool.count_claim("none");
+                Ok(Arc::clone(&entry))
+            }
             Err(error) => {
                 log_last_words(&self.inner.dirs.get(&entry.id));
                 self.erase(&entry, &format!("creation failed: {error}"))
@@ -56,18 +190,32 @@ impl Engine {
         }
     }
 
-    async fn insert(
-        &self,
-        caller: &Caller,
-        request: &CreateSandbox,
-        template: &TemplateRef,
-        ingredients: &Ingredients,
-    ) -> Result<Arc<Entry>, EngineError> {
-        let id = ids::sandbox();
+    pub(crate) fn new_dir(&self, id: &SandboxId) -> Result<SandboxDir, EngineError> {
+        let made = self.inner.dirs.create(id);
+        made.map_err(|error| no_space_or(&error, "cannot make the sandbox's directory"))
+    }
+
+    /// A name that is taken costs no slot.
+    fn check_name(&self, wish: &Wish<'_>) -> Result<(), EngineError> {
+        match &wish.request.name {
+            Some(name) if self.inner.sandboxes.is_named(wish.caller, name.as_str()) => {
+                Err(EngineError::NameTaken(name.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn new_row(&self, id: &SandboxId, wish: &Wish<'_>) -> Result<SandboxRow, EngineError> {
         let to_json = |map: &BTreeMap<String, String>| {
             serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
         };
-        let row = SandboxRow {
+        let Wish {
+            caller,
+            request,
+            template,
+            ingredients,
+        } = wish;
+        Ok(SandboxRow {
             id: id.to_string(),
             tenant: caller.tenant.clone(),
             name: request.name.as_ref().map(ToString::to_string),
@@ -83,18 +231,29 @@ impl Engine {
             created_at: SystemTime::now(),
             started_at: None,
             boot_id: self.inner.host.boot_id.clone(),
-        };
+        })
+    }
+
+    async fn insert(&self, row: SandboxRow) -> Result<Arc<Entry>, EngineError> {
+        let id = row
+            .id
+            .parse()
+            .map_err(|_| EngineError::Internal("a new sandbox has a malformed id".to_owned()))?;
         let inserted = row.clone();
         let added = tokio::task::spawn_blocking({
             let inner = Arc::clone(&self.inner);
             move || {
-                let event = NewEvent {
+                let event = |kind, detail| NewEvent {
                     tenant: &inserted.tenant,
-                    kind: "sandbox.creating",
+                    kind,
                     subject: &inserted.id,
-                    detail: &inserted.template,
+                    detail,
                 };
-                inner.index.add_sandbox(&inserted, &event)
+                let mut events = vec![event("sandbox.creating", inserted.template.as_str())];
+                if inserted.state == SandboxState::Running {
+                    events.push(event("sandbox.running", ""));
+                }
+                inner.index.add_sandbox(&inserted, &events)
             }
         });
         match added.await.map_err(|error| EngineError::internal(&error))? {
@@ -112,24 +271,26 @@ impl Engine {
         Ok(entry)
     }
 
-    async fn first_start(
-        &self,
-        entry: &Arc<Entry>,
-        snapshot: &Snapshot,
-        ingredients: &Ingredients,
-    ) -> Result<(), EngineError> {
-        let dir = self
-            .inner
-            .dirs
-            .create(&entry.id)
-            .map_err(|error| no_space_or(&error, "cannot make the sandbox's directory"))?;
-        link_layers(&dir, snapshot, &ingredients.base.root)
-            .map_err(|error| no_space_or(&error, "cannot lay out the sandbox"))?;
-        let begin = Begin::Spawn {
-            clean_barrier: snapshot.manifest.clean_barrier,
-            mount: false,
-        };
-        self.run(entry, &dir, begin, snapshot).await
+    /// What a shim of this size on this machine is told, but for whose it is.
+    pub(crate) fn spec(&self, id: &SandboxId, size: Size, plan: &Plan) -> ShimSpec {
+        let starter = &self.inner.bakery.starter;
+        ShimSpec {
+            sandbox_id: id.to_string(),
+            qemu: starter.qemu.clone(),
+            accelerator: plan.machine.accelerator.clone(),
+            tsc_khz: u32::try_from(plan.machine.tsc_khz)
+                .ok()
+                .filter(|khz| *khz > 0),
+            cpus: size.cpus(),
+            memory_mib: size.memory_mib(),
+            begin: plan.begin,
+            disks: plan.disks,
+            hostname: id.to_string(),
+            machine_id: ids::machine_id(id),
+            env: BTreeMap::new(),
+            slot: None,
+            jail: starter.jail,
+        }
     }
 
     /// Starts the shim of a sandbox whose slot is laid out, and waits for the agent.
@@ -137,29 +298,18 @@ impl Engine {
         &self,
         entry: &Arc<Entry>,
         dir: &SandboxDir,
-        begin: Begin,
-        snapshot: &Snapshot,
+        plan: &Plan,
     ) -> Result<(), EngineError> {
         let row = entry.row();
-        let bakery = &self.inner.bakery;
+        let size =
+            Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
         let spec = ShimSpec {
-            sandbox_id: row.id.clone(),
-            qemu: bakery.starter.qemu.clone(),
-            accelerator: snapshot.manifest.machine.accelerator.clone(),
-            tsc_khz: u32::try_from(snapshot.manifest.machine.tsc_khz)
-                .ok()
-                .filter(|khz| *khz > 0),
-            cpus: row.cpus,
-            memory_mib: row.memory_mib,
-            begin,
-            disks: DISKS,
-            hostname: row.id.clone(),
-            machine_id: ids::machine_id(&entry.id),
             env: serde_json::from_str(&row.env).map_err(|error| EngineError::internal(&error))?,
-            jail: bakery.starter.jail,
+            ..self.spec(&entry.id, size, plan)
         };
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
-        let shim = Arc::new(bakery.starter.start(dir, &spec, identity).await?);
+        let starter = &self.inner.bakery.starter;
+        let shim = Arc::new(starter.start(dir, &spec, identity).await?);
         entry.set_shim(Some(Arc::clone(&shim)));
         let ready = shim.ready().await?;
         if ready.state != State::STATE_RUNNING {
@@ -175,17 +325,29 @@ impl Engine {
         shim: &Arc<Shim>,
         identity: Option<Identity>,
     ) -> Result<(), EngineError> {
-        for warning in &ready.warnings {
-            tracing::warn!(sandbox = %entry.id, "{warning}");
-        }
-        tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
-        let mut layers = ready.layers.clone();
-        layers.extend(identity.map(|identity| format!("account {}", identity.uid)));
-        let isolation = self.isolation_json(layers)?;
+        self.log_ready(entry, ready);
+        let isolation = self.isolation_of(ready, identity)?;
         self.set_state(entry, SandboxState::Running, None, Some(isolation))
             .await?;
         self.watch(entry, shim);
         Ok(())
+    }
+
+    fn log_ready(&self, entry: &Entry, ready: &ReadyResponse) {
+        for warning in &ready.warnings {
+            tracing::warn!(sandbox = %entry.id, "{warning}");
+        }
+        tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
+    }
+
+    fn isolation_of(
+        &self,
+        ready: &ReadyResponse,
+        identity: Option<Identity>,
+    ) -> Result<String, EngineError> {
+        let mut layers = ready.layers.clone();
+        layers.extend(identity.map(|identity| format!("account {}", identity.uid)));
+        self.isolation_json(layers)
     }
 
     /// Follows a running sandbox in the background until its VM ends.
@@ -237,6 +399,7 @@ impl Engine {
         entry.check(Operation::Start)?;
         let before = entry.row();
         self.end_shim(entry).await;
+        let _spawning = self.inner.pool.spawning();
         let started = self.start_again(entry).await;
         if let Err(error) = &started {
             self.end_shim(entry).await;
@@ -266,11 +429,15 @@ impl Engine {
         }
         self.set_state(entry, SandboxState::Creating, None, None)
             .await?;
-        let begin = Begin::Spawn {
-            clean_barrier: snapshot.manifest.clean_barrier,
-            mount: true,
+        let plan = Plan {
+            begin: Begin::Spawn {
+                clean_barrier: snapshot.manifest.clean_barrier,
+                mount: true,
+            },
+            machine: snapshot.manifest.machine.clone(),
+            disks: DISKS,
         };
-        self.run(entry, &dir, begin, &snapshot).await
+        self.run(entry, &dir, &plan).await
     }
 
     /// Ends a sandbox for good.
@@ -346,7 +513,7 @@ impl Engine {
 const CAUSE_BYTES: u64 = 4 << 10;
 
 /// Waits for a VM's end and says what it means.
-async fn end_of(shim: &Shim, dir: &SandboxDir) -> (SandboxState, String) {
+pub(crate) async fn end_of(shim: &Shim, dir: &SandboxDir) -> (SandboxState, String) {
     if let Ok(mut states) = shim.client.rpc.watch(WatchRequest::default()).await {
         while let Ok(Some(message)) = states.message().await {
             let message = message.to_owned_message();

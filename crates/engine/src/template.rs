@@ -2,14 +2,14 @@
 
 use crate::EngineError;
 use crate::bake::Ingredients;
-use crate::engine::Engine;
+use crate::engine::{Engine, Inner};
 use crate::request::{Caller, Template};
-use pando_image::{BaseImage, BaseOptions, Progress};
+use pando_image::{BaseImage, BaseOptions, BuildError, Initrd, Progress};
 use pando_store::{NewEvent, SnapshotKind, TemplateRow};
 use pando_types::{CPUS, MEMORY_MIB, Size, TemplateRef};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 /// The one template that Pando knows how to make.
@@ -59,6 +59,9 @@ impl Engine {
             engine
                 .write_template(&caller, &template, &ingredients.base, options.host_ca)
                 .await?;
+            let root = ingredients.base.content_hash.as_str();
+            engine.inner.pool.forget(&template, Some(root));
+            engine.stand(&template, &ingredients);
             engine.template(&caller, &template).await
         })
         .await
@@ -75,8 +78,13 @@ impl Engine {
         size: Size,
     ) -> Result<(), EngineError> {
         let ingredients = self.ingredients(caller, template, size).await?;
-        self.detached(move |engine| async move { engine.bake_both(&ingredients).await })
-            .await
+        let template = template.clone();
+        self.detached(move |engine| async move {
+            engine.bake_both(&ingredients).await?;
+            engine.stand(&template, &ingredients);
+            Ok(())
+        })
+        .await
     }
 
     /// The caller's templates.
@@ -116,6 +124,7 @@ impl Engine {
         if !removed.await? {
             return Err(EngineError::TemplateNotFound(template.to_string()));
         }
+        self.inner.pool.forget(template, None);
         Ok(())
     }
 
@@ -156,8 +165,7 @@ impl Engine {
             let mut disk_bytes = 0;
             if let Some(base) = pando_image::base::find(&inner.config.cache_dir, &root) {
                 disk_bytes += allocated(&base.root) + allocated(&base.disk);
-                let initrd =
-                    pando_image::initrd::build(&base, inner.config.agent, &inner.config.cache_dir)?;
+                let initrd = inner.initrd(&base)?;
                 for size in all_sizes() {
                     let ingredients = Ingredients {
                         base: base.clone(),
@@ -239,9 +247,12 @@ impl Engine {
     }
 
     async fn with_initrd(&self, base: BaseImage, size: Size) -> Result<Ingredients, EngineError> {
+        // Not over to another thread where it is known, as for all but the first request.
+        if let Some(initrd) = self.inner.known_initrd(&base.content_hash) {
+            return Ok(Ingredients { base, initrd, size });
+        }
         self.blocking(move |inner| {
-            let initrd =
-                pando_image::initrd::build(&base, inner.config.agent, &inner.config.cache_dir)?;
+            let initrd = inner.initrd(&base)?;
             Ok::<_, pando_image::BuildError>(Ingredients { base, initrd, size })
         })
         .await
@@ -309,6 +320,27 @@ impl Engine {
             inner.index.add_event(&event)
         })
         .await
+    }
+}
+
+impl Inner {
+    fn known_initrd(&self, root: &str) -> Option<Initrd> {
+        let initrds = self.initrds.lock().unwrap_or_else(PoisonError::into_inner);
+        // The cache may be cleared at any time.
+        let initrd = initrds.get(root).filter(|initrd| initrd.path.exists());
+        initrd.cloned()
+    }
+
+    /// The initrd of a root image with this daemon's agent.
+    fn initrd(&self, base: &BaseImage) -> Result<Initrd, BuildError> {
+        if let Some(initrd) = self.known_initrd(&base.content_hash) {
+            return Ok(initrd);
+        }
+        let config = &self.config;
+        let initrd = pando_image::initrd::build(base, config.agent, &config.cache_dir)?;
+        let mut initrds = self.initrds.lock().unwrap_or_else(PoisonError::into_inner);
+        initrds.insert(base.content_hash.clone(), initrd.clone());
+        Ok(initrd)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::convert;
 use crate::engine::Engine;
-use crate::lifecycle::Operation;
 use crate::request::{
     Caller, Command, ExecResult, ProcessEvent, ProcessId, ProcessInfo, ProcessInput, StartProcess,
 };
@@ -236,7 +235,7 @@ impl Engine {
         sandbox: &str,
         request: http::Request<GuestBody>,
     ) -> Result<http::Response<GuestBody>, EngineError> {
-        let entry = self.entry(caller, sandbox, Operation::Use)?;
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
         let response = shim.client.guest(request).await.map_err(|_| entry.gone())?;
         // The shim's own answers say that there is no guest to answer.

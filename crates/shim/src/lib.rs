@@ -14,6 +14,7 @@ mod processes;
 mod replay;
 mod serve;
 mod service;
+mod slot;
 mod snapshot;
 pub mod spec;
 

@@ -3,13 +3,14 @@
 use crate::error_chain::error_chain;
 use crate::failure;
 use crate::processes::Processes;
-use crate::spec::{self, Begin, ShimSpec};
+use crate::slot::{ClaimBox, Identity};
+use crate::spec::{self, Begin, ShimSpec, Wait};
 use pando_net::Gateway;
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB};
 use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
-use pando_wire::guest::{GuestClient, Resume, Resumed};
+use pando_wire::guest::{GuestClient, Resume};
 use pando_wire::process::ProcessClient;
 use pando_wire::shim::State;
 use std::collections::HashMap;
@@ -58,6 +59,8 @@ pub(crate) struct Machine {
     pub(crate) requests: watch::Sender<usize>,
     /// Layers of the writable disk, the uppermost included; a snapshot adds one.
     pub(crate) disk_layers: tokio::sync::Mutex<usize>,
+    /// Where a claim goes, while this is a slot that waits.
+    pub(crate) claim: ClaimBox,
 }
 
 /// Why a VM did not come up.
@@ -77,6 +80,8 @@ pub(crate) enum StartError {
     Vmm(#[from] pando_vmm::VmmError),
     #[error("the agent did not answer")]
     Channel(#[from] pando_wire::channel::OpenError),
+    #[error("the warm-up failed: {0}")]
+    WarmUp(String),
     #[error("{0}")]
     Exited(String),
 }
@@ -95,6 +100,7 @@ impl Machine {
             status,
             requests: watch::Sender::new(0),
             disk_layers,
+            claim: ClaimBox::default(),
         }
     }
 
@@ -114,28 +120,41 @@ impl Machine {
         self.set(state, cause);
     }
 
-    fn set(&self, state: State, cause: String) {
+    pub(crate) fn set(&self, state: State, cause: String) {
         self.status.send_replace(Status { state, cause });
     }
 
     async fn start(&self) -> Result<Running, StartError> {
-        let begun = Instant::now();
-        let mut timing_ms = HashMap::new();
-        let mut mark = |step: &str| {
-            timing_ms.insert(step.to_owned(), begun.elapsed().as_secs_f64() * 1000.0);
-        };
-        let (config, streams, nic) = self.config()?;
+        let mut steps = Steps::begin();
+        let (config, (ctl, data), nic) = self.config()?;
         let gateway = Gateway::new(nic).map_err(StartError::Socket)?;
         tokio::spawn(gateway.run());
         let qemu = Qemu::launch(config).await?;
-        mark("launched");
+        steps.mark("launched");
+        let mut identity = Identity::of(&self.spec);
+        let wait = self.spec.slot.as_ref().map(|slot| slot.wait);
+        if wait == Some(Wait::Bound) {
+            identity = self.claimed(&qemu).await?;
+            steps = Steps::begin();
+        }
         if let Begin::Spawn { .. } = self.spec.begin {
             qemu.load(&self.slot().join(spec::DEVICE_STATE)).await?;
-            mark("loaded");
+            steps.mark("loaded");
         }
         qemu.cont().await?;
-        let (channel, resumed) = self.greet(&qemu, streams).await?;
-        mark("answered");
+        let options = self.greeting(&identity, wait == Some(Wait::Warm))?;
+        let open = Channel::open(ctl, data, options);
+        let (mut channel, mut resumed) = unless_ended(&qemu, open).await?;
+        if let Some(Wait::Warm) = wait {
+            unless_ended(&qemu, self.warm_up(&channel)).await?;
+            qemu.stop().await?;
+            identity = self.claimed(&qemu).await?;
+            steps = Steps::begin();
+            qemu.cont().await?;
+            let again = channel.again(self.greeting(&identity, false)?);
+            (channel, resumed) = unless_ended(&qemu, again).await?;
+        }
+        steps.mark("answered");
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
@@ -145,43 +164,33 @@ impl Machine {
             processes: Arc::new(processes),
             guest,
             warnings: resumed.warnings,
-            timing_ms,
+            timing_ms: steps.done,
         })
     }
 
-    /// Says HELLO, and notices a VM that dies instead of answering.
-    async fn greet(
-        &self,
-        qemu: &Qemu,
-        (ctl, data): (UnixStream, UnixStream),
-    ) -> Result<(Channel, Resumed), StartError> {
+    /// What HELLO says.
+    fn greeting(&self, identity: &Identity, warm: bool) -> Result<OpenOptions, StartError> {
         let (clean, timeout) = match self.spec.begin {
             Begin::Spawn { clean_barrier, .. } => (clean_barrier, SPAWN_TIMEOUT),
             // A cold boot's channel is empty: nothing can be in the way.
-            Begin::BakeReady | Begin::BakePreMount => (true, BAKE_TIMEOUT),
+            Begin::BakeReady | Begin::BakePreMount | Begin::Boot => (true, BAKE_TIMEOUT),
         };
-        let options = OpenOptions {
-            resume: self.resume()?,
-            resync: !clean,
-            timeout,
-        };
-        tokio::select! {
-            opened = Channel::open(ctl, data, options) => Ok(opened?),
-            exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
-        }
-    }
-
-    fn resume(&self) -> Result<Resume, StartError> {
         let mut entropy = vec![0; ENTROPY_BYTES];
         pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
-        Ok(Resume {
+        let resume = Resume {
             entropy,
             sandbox_id: self.spec.sandbox_id.clone(),
-            hostname: self.spec.hostname.clone(),
-            machine_id: self.spec.machine_id.clone(),
-            env: self.spec.env.clone().into_iter().collect(),
+            hostname: identity.hostname.clone(),
+            machine_id: identity.machine_id.clone(),
+            env: identity.env.clone().into_iter().collect(),
             mount: matches!(self.spec.begin, Begin::Spawn { mount: true, .. }),
             ..Resume::default()
+        };
+        Ok(OpenOptions {
+            resume,
+            resync: !clean,
+            timeout,
+            warm,
         })
     }
 
@@ -235,7 +244,7 @@ impl Machine {
                     memory: slot.join(spec::MEMORY),
                 };
             }
-            Begin::BakeReady => BakePoint::Ready,
+            Begin::BakeReady | Begin::Boot => BakePoint::Ready,
             Begin::BakePreMount => BakePoint::PreMount,
         };
         Start::Cold {
@@ -248,6 +257,7 @@ impl Machine {
             }
             .to_string(),
             memory: slot.join(spec::MEMORY),
+            keep: self.spec.begin != Begin::Boot,
         }
     }
 
@@ -283,6 +293,37 @@ impl Machine {
             None => std::fs::read_to_string(self.dir.join(pando_store::SHIM).join("console.log"))
                 .unwrap_or_default(),
         }
+    }
+}
+
+/// Work on a VM; that the VM dies meanwhile is noticed at once.
+pub(crate) async fn unless_ended<R, E: Into<StartError>>(
+    qemu: &Qemu,
+    work: impl Future<Output = Result<R, E>>,
+) -> Result<R, StartError> {
+    tokio::select! {
+        done = work => done.map_err(Into::into),
+        exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
+    }
+}
+
+/// Times of a start's steps, in ms since its begin: of the process, or of the claim.
+struct Steps {
+    begun: Instant,
+    done: HashMap<String, f64>,
+}
+
+impl Steps {
+    fn begin() -> Self {
+        Self {
+            begun: Instant::now(),
+            done: HashMap::new(),
+        }
+    }
+
+    fn mark(&mut self, step: &str) {
+        let since = self.begun.elapsed().as_secs_f64() * 1000.0;
+        self.done.insert(step.to_owned(), since);
     }
 }
 

@@ -12,11 +12,11 @@ use pando_types::limits;
 use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
-    self, AttachRequest, AttachResponse, ConsoleRequest, ConsoleResponse, ExecRequest,
-    ExecResponse, InputRequest, InputResponse, ListProcessesRequest, ListProcessesResponse,
-    PingRequest, PingResponse, ReadyRequest, ReadyResponse, SnapshotRequest, SnapshotResponse,
-    StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse, WatchRequest,
-    WatchResponse, attach_response,
+    self, AttachRequest, AttachResponse, ClaimRequest, ConsoleRequest, ConsoleResponse,
+    ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
+    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, SnapshotRequest,
+    SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
+    WatchRequest, WatchResponse, attach_response,
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -41,8 +41,34 @@ impl Service {
             (_, State::STATE_STARTING) => {
                 Err(ConnectError::failed_precondition("the sandbox is starting"))
             }
+            (_, State::STATE_WAITING) => Err(ConnectError::failed_precondition(
+                "it is nobody's sandbox yet",
+            )),
             _ => Err(gone(&status)),
         }
+    }
+
+    /// What a start has come to, once it has.
+    async fn outcome(&self) -> ServiceResult<ReadyResponse> {
+        let mut receiver = self.machine.status.subscribe();
+        let status = receiver
+            .wait_for(|status| status.state != State::STATE_STARTING)
+            .await;
+        let status = status
+            .map_err(|_| ConnectError::unavailable("the shim ends"))?
+            .clone();
+        let mut response = ReadyResponse {
+            state: status.state.into(),
+            cause: status.cause,
+            ..ReadyResponse::default()
+        };
+        if let Some(running) = self.machine.running.get() {
+            response.layers = running.qemu.layers().to_vec();
+            response.vmm_pid = running.qemu.pid();
+            response.warnings = running.warnings.clone();
+            response.timing_ms = running.timing_ms.clone().into_iter().collect();
+        }
+        Response::ok(response)
     }
 
     /// Runs a request, unless the VM ends first.
@@ -99,25 +125,20 @@ impl shim::Shim for Service {
         _: RequestContext,
         _: ServiceRequest<'_, ReadyRequest>,
     ) -> ServiceResult<ReadyResponse> {
-        let mut receiver = self.machine.status.subscribe();
-        let status = receiver
-            .wait_for(|status| status.state != State::STATE_STARTING)
-            .await;
-        let status = status
-            .map_err(|_| ConnectError::unavailable("the shim ends"))?
-            .clone();
-        let mut response = ReadyResponse {
-            state: status.state.into(),
-            cause: status.cause,
-            ..ReadyResponse::default()
-        };
-        if let Some(running) = self.machine.running.get() {
-            response.layers = running.qemu.layers().to_vec();
-            response.vmm_pid = running.qemu.pid();
-            response.warnings = running.warnings.clone();
-            response.timing_ms = running.timing_ms.clone().into_iter().collect();
+        self.outcome().await
+    }
+
+    async fn claim(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, ClaimRequest>,
+    ) -> ServiceResult<ReadyResponse> {
+        if !self.machine.hand_over(request.to_owned_message()) {
+            return Err(ConnectError::failed_precondition(
+                "it does not wait to be claimed",
+            ));
         }
-        Response::ok(response)
+        self.outcome().await
     }
 
     async fn watch(

@@ -27,7 +27,10 @@ pub(crate) async fn take(
     let failed = |error: &dyn std::error::Error| ConnectError::internal(error_chain(error));
     // Held to the end: one snapshot at a time, and the numbers of its files are its own.
     let mut disks = machine.disk_layers.lock().await;
-    let cold = !matches!(machine.spec.begin, spec::Begin::Spawn { .. });
+    let cold = matches!(
+        machine.spec.begin,
+        spec::Begin::BakeReady | spec::Begin::BakePreMount
+    );
     let names = Names::new(*disks, cold && request.stop);
     let slot = machine.slot();
     let prepared = if cold {

@@ -28,6 +28,8 @@ pub enum Begin {
     BakeReady,
     /// From the kernel, up to the point at which `pre-mount` is saved.
     BakePreMount,
+    /// From the kernel, all the way: a sandbox of its own.
+    Boot,
     /// From the memory and device state in the slot.
     Spawn {
         /// The snapshot was taken at a quiet channel.
@@ -35,6 +37,28 @@ pub enum Begin {
         /// The disk is not mounted in it.
         mount: bool,
     },
+}
+
+/// How far a slot is prepared before it waits to be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wait {
+    /// The VMM has the layers open; nothing is loaded.
+    Bound,
+    /// The VM has answered, was warmed up, and is stopped.
+    Warm,
+}
+
+/// What makes a shim a slot: work done before anybody asks for a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Where it waits.
+    pub wait: Wait,
+    /// What it is made from, for a daemon that finds it.
+    pub key: String,
+    /// Programs that take the way of the first real one, each to its end; all must
+    /// exit with 0. Only for [`Wait::Warm`].
+    pub warm_up: Vec<Vec<String>>,
 }
 
 /// Everything a shim needs; its working directory is the sandbox's.
@@ -63,6 +87,9 @@ pub struct ShimSpec {
     pub machine_id: String,
     /// Environment of every process.
     pub env: BTreeMap<String, String>,
+    /// Present in a slot, which waits to be claimed. Hostname and machine id may change
+    /// then, and the environment comes only then.
+    pub slot: Option<Slot>,
     /// Whether the jails are put on; `false` only where a test takes one off.
     pub jail: bool,
 }

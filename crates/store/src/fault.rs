@@ -6,12 +6,13 @@
 use std::sync::OnceLock;
 
 /// Every point, in the order in which a publish and a sandbox's life reach them.
-pub const POINTS: [&str; 5] = [
+pub const POINTS: [&str; 6] = [
     "snapshot.layers_written",
     "snapshot.manifest_written",
     "snapshot.before_rename",
     "snapshot.after_rename",
     "sandbox.dir_made",
+    "sandbox.claimed",
 ];
 
 static WANTED: OnceLock<Option<String>> = OnceLock::new();

@@ -254,24 +254,28 @@ impl Index {
         let mut statement = connection.prepare_cached(
             "SELECT tenant, name, tag, root, recipe, created_at_ms FROM templates WHERE tenant = ?1 ORDER BY name, tag",
         )?;
-        let rows = statement.query_map([tenant], |row| {
-            Ok(TemplateRow {
-                tenant: row.get(0)?,
-                name: row.get(1)?,
-                tag: row.get(2)?,
-                root: row.get(3)?,
-                recipe: row.get(4)?,
-                created_at: time(row.get(5)?),
-            })
-        })?;
+        let rows = statement.query_map([tenant], template_row)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Adds a sandbox and its first event in one transaction.
+    /// All templates of all tenants.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn all_templates(&self) -> Result<Vec<TemplateRow>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(
+            "SELECT tenant, name, tag, root, recipe, created_at_ms FROM templates",
+        )?;
+        let rows = statement.query_map([], template_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Adds a sandbox and its first events in one transaction.
     ///
     /// # Errors
     /// The name is taken, or SQLite failed.
-    pub fn add_sandbox(&self, row: &SandboxRow, event: &NewEvent<'_>) -> Result<(), IndexError> {
+    pub fn add_sandbox(&self, row: &SandboxRow, events: &[NewEvent<'_>]) -> Result<(), IndexError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
@@ -286,7 +290,9 @@ impl Index {
             Err(error) if is_unique_violation(&error) => return Err(IndexError::NameTaken),
             other => other?,
         };
-        insert_event(&transaction, event)?;
+        for event in events {
+            insert_event(&transaction, event)?;
+        }
         Ok(transaction.commit()?)
     }
 
@@ -423,6 +429,17 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
         started_at: row.get::<_, Option<i64>>(13)?.map(time),
         boot_id: row.get(14)?,
     }))
+}
+
+fn template_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<TemplateRow> {
+    Ok(TemplateRow {
+        tenant: row.get(0)?,
+        name: row.get(1)?,
+        tag: row.get(2)?,
+        root: row.get(3)?,
+        recipe: row.get(4)?,
+        created_at: time(row.get(5)?),
+    })
 }
 
 fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), IndexError> {

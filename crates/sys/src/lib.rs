@@ -7,6 +7,7 @@
 //! | [`jail`] | landlock rulesets and seccomp filters |
 //! | [`memory`] | which pages of a VM are its own, and their contents |
 //! | [`mod@file`] | reflinks, sparse copies, holes, durable folders |
+//! | [`host`] | memory and disk that are left |
 //! | [`guest`] | what the agent does inside the VM |
 //! | [`socket`] | who is at the other end |
 //! | [`clock`] | the rate of the host's time stamp counter |
@@ -17,6 +18,7 @@
 pub mod clock;
 pub mod file;
 pub mod guest;
+pub mod host;
 pub mod jail;
 pub mod memory;
 pub mod random;

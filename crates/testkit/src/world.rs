@@ -356,6 +356,8 @@ impl World {
     fn settings<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         command
             .env("PANDO_STATE_DIR", &self.state_dir)
+            // Work ahead of requests is for the tests that are about it: they ask for it.
+            .env("PANDO_WARM", "0")
             .env_remove("PANDO_API_KEY")
             .env_remove("PANDO_URL");
         for (name, value) in &self.env {

@@ -70,7 +70,8 @@ pub(crate) struct Wiring {
 pub(crate) enum CgroupChoice {
     /// With all that the sandbox's user runs.
     User,
-    /// Apart: it has to run while the user's processes are frozen.
+    /// Apart, for what has to run while the user's processes are frozen: resume hooks,
+    /// and what warms a clone up that is nobody's yet.
     Hooks,
 }
 

@@ -17,7 +17,7 @@ use pando_wire::process::{
 use tokio::time::Instant;
 
 use super::output::{Event, Exit, ExitStatus, Follower, Stream};
-use super::{CgroupChoice, Description, Process, WindowSize, Wiring};
+use super::{Description, Process, WindowSize, Wiring};
 use crate::sandbox::Sandbox;
 use crate::users::{DEFAULT_USER, User};
 
@@ -304,7 +304,7 @@ impl wire::Process for ProcessService {
             terminal: request.pty.as_option().map(window_size),
             stdin: request.stdin.unwrap_or(true),
             deadline: ctx.time_remaining().map(|left| Instant::now() + left),
-            cgroup: CgroupChoice::User,
+            cgroup: self.sandbox.cgroup_choice(),
             output_limit: request.output_limit_bytes,
         };
         let description = describe(&request.process, request.tag);

@@ -108,6 +108,13 @@ impl Table {
         fitting.max_by_key(|process| process.is_running()).cloned()
     }
 
+    /// Forgets what has ended: it was another's.
+    pub(crate) fn forget_ended(&self) {
+        let mut inner = self.lock();
+        // What keeps them for a while finds them gone, and counts down.
+        inner.processes.retain(|_, process| process.is_running());
+    }
+
     /// All running processes.
     pub(crate) fn running(&self) -> Vec<Arc<Process>> {
         let inner = self.lock();

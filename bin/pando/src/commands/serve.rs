@@ -11,7 +11,9 @@ use crate::output;
 use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
-use pando_engine::{AcceleratorWish, BakeOptions, Engine, EngineConfig, OpenError};
+use pando_engine::{
+    AcceleratorWish, BakeOptions, Engine, EngineConfig, OpenError, PoolConfig, WarmCount,
+};
 use pando_http::HttpConfig;
 use pando_shim::host::QemuVersion;
 use pando_types::{Accelerator, Size};
@@ -78,7 +80,7 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
     // Before anything is opened: a port that is taken is the likeliest fault.
     let listener = listen(config.get(SettingKey::Listen)).await?;
-    let engine = open_engine(config).await?;
+    let engine = open_engine(engine_config(config)?).await?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
     if !in_background {
@@ -93,9 +95,9 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
     };
-    pando_http::serve(listener, engine, http, shutdown)
-        .await
-        .context("cannot serve")
+    let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
+    engine.close_pool().await;
+    served.context("cannot serve")
 }
 
 async fn listen(address: &str) -> anyhow::Result<TcpListener> {
@@ -110,8 +112,8 @@ async fn listen(address: &str) -> anyhow::Result<TcpListener> {
     })
 }
 
-async fn open_engine(config: &Config) -> anyhow::Result<Engine> {
-    Engine::open(engine_config(config)?).await.map_err(|error| match error {
+async fn open_engine(config: EngineConfig) -> anyhow::Result<Engine> {
+    Engine::open(config).await.map_err(|error| match error {
         OpenError::AlreadyRunning(_) => Failure::new(exit::FAILED, error.to_string())
             .hint("`pando status` shows it, `pando stop` ends it; PANDO_STATE_DIR names another directory")
             .into(),
@@ -135,10 +137,24 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         },
         shim_program: std::env::current_exe().context("cannot find this program's file")?,
         agent: agent::agent()?,
+        pool: pool_config(config)?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
         jail: true,
     })
+}
+
+fn pool_config(config: &Config) -> anyhow::Result<PoolConfig> {
+    let warm = config.get(SettingKey::Warm).parse();
+    let warm = warm.map_err(|error: String| Failure::usage(format!("`warm`: {error}")))?;
+    let reserve_mib = match config.get(SettingKey::ReserveMib) {
+        "" => None,
+        text => {
+            let malformed = || Failure::usage(format!("`reserve_mib` is `{text}`: give a number"));
+            Some(text.parse().map_err(|_| malformed())?)
+        }
+    };
+    Ok(PoolConfig { warm, reserve_mib })
 }
 
 fn wish(word: &str) -> Option<AcceleratorWish> {
@@ -240,6 +256,7 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
     for (flag, key) in [
         ("--listen", SettingKey::Listen),
         ("--accel", SettingKey::Accel),
+        ("--warm", SettingKey::Warm),
         ("--state-dir", SettingKey::StateDir),
     ] {
         command.args([flag, config.get(key)]);
@@ -294,7 +311,13 @@ pub(super) fn bake_here(config: &Config, flags: &Bake) -> anyhow::Result<u8> {
         .build();
     let runtime = runtime.context("cannot start")?;
     let made = runtime.block_on(async {
-        let engine = open_engine(config).await?;
+        // It makes a template and ends: nothing is to wait.
+        let pool = PoolConfig {
+            warm: WarmCount::Fixed(0),
+            reserve_mib: None,
+        };
+        let config = engine_config(config)?;
+        let engine = open_engine(EngineConfig { pool, ..config }).await?;
         anyhow::Ok(
             engine
                 .bake_template(&caller, &template, options, |step: &str| output::note(step))

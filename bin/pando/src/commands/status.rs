@@ -4,6 +4,26 @@ use crate::cli::Json;
 use crate::exit;
 use crate::output;
 use pando_client::Client;
+use pando_client::api::Pool;
+
+/// What waits, a row for each template and size.
+fn pool(pool: &Pool) -> Vec<(&'static str, String)> {
+    let warm = pool.slots.iter().filter(|slots| slots.kind == "warm");
+    let mut rows: Vec<_> = warm
+        .map(|slots| {
+            let template = slots.template.as_deref().unwrap_or("any template");
+            let text = format!(
+                "{} of {} clones of {template} with {} CPU, {} MiB",
+                slots.waiting, slots.wanted, slots.cpus, slots.memory_mib
+            );
+            ("waiting", text)
+        })
+        .collect();
+    if let Some(limit) = &pool.limited_by {
+        rows.push(("", format!("fewer than wanted: {limit}")));
+    }
+    rows
+}
 
 /// Shows it.
 pub(super) async fn status(client: Client, flags: Json) -> anyhow::Result<u8> {
@@ -43,6 +63,7 @@ pub(super) async fn status(client: Client, flags: Json) -> anyhow::Result<u8> {
         ),
     ];
     rows.iter()
+        .chain(&pool(&status.pool))
         .for_each(|(name, value)| output::line(&format!("{name:<12} {value}")));
     Ok(exit::DONE)
 }

@@ -124,9 +124,7 @@ pub(super) async fn metrics(
     Extension(caller): Extension<Caller>,
 ) -> Result<impl IntoResponse, ApiError> {
     let status = api.engine.status(&caller).await?;
-    let text = api
-        .metrics
-        .render(&status.sandboxes, status.uptime.as_secs());
+    let text = api.metrics.render(&status);
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
 }
 

@@ -104,7 +104,7 @@ fn start(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
         "id": "ram",
         "size": u64::from(config.size.memory_mib()) << 20,
         "mem-path": utf8(config.start.memory())?,
-        "share": true,
+        "share": false,
         "dump": false,
         "merge": false,
     });
@@ -114,22 +114,31 @@ fn start(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
             kernel,
             initrd,
             command_line,
+            keep,
             ..
         } => {
+            match keep {
+                true => memory["share"] = true.into(),
+                false => private(&mut memory),
+            }
             arguments.extend(option("kernel", utf8(kernel)?));
             arguments.extend(option("initrd", utf8(initrd)?));
             arguments.extend(option("append", command_line.as_str()));
         }
         Start::Load { .. } => {
-            memory["share"] = false.into();
-            memory["readonly"] = true.into();
-            memory["rom"] = "off".into();
+            private(&mut memory);
             arguments.extend(option("incoming", "defer"));
             arguments.extend(option("global", "migration.send-configuration=off"));
         }
     }
     arguments.extend(option("object", memory.to_string()));
     Ok(arguments)
+}
+
+/// The file is only read; what the VM writes is its own.
+fn private(memory: &mut serde_json::Value) {
+    memory["readonly"] = true.into();
+    memory["rom"] = "off".into();
 }
 
 fn character_devices() -> Vec<String> {

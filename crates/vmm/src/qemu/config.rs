@@ -17,8 +17,11 @@ pub enum Start {
         initrd: PathBuf,
         /// The kernel's arguments; see [`super::CommandLine`].
         command_line: String,
-        /// Created, sparse. While the VM runs this *is* its memory.
+        /// Created, sparse.
         memory: PathBuf,
+        /// While the VM runs the file *is* its memory, to be saved as it is. Otherwise it
+        /// stays empty, and what the VM writes is its own, as after a load.
+        keep: bool,
     },
     /// It goes on where a snapshot was taken: [`crate::Vmm::load`] must follow.
     Load {

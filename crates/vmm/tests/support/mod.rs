@@ -112,6 +112,7 @@ impl World {
             initrd: self.path("initrd"),
             command_line: String::new(),
             memory: self.path("memory"),
+            keep: true,
         }
     }
 

@@ -31,6 +31,9 @@ pub struct OpenOptions {
     pub resync: bool,
     /// Time for both ports to answer, mounts and resume hooks included.
     pub timeout: Duration,
+    /// The VM is nobody's yet: the user's processes stay frozen and what is started now
+    /// warms it up, until [`Channel::again`] without this.
+    pub warm: bool,
 }
 
 /// Why a channel could not be opened.
@@ -112,7 +115,8 @@ struct Streams {
 
 /// The shim's end of a sandbox's channel.
 ///
-/// One epoch: a VM that is loaded anew gets new sockets and a new channel.
+/// One epoch: a VM that is loaded anew gets new sockets and a new channel, one that was
+/// only stopped a new epoch on the same ([`Channel::again`]).
 pub struct Channel {
     ctl: Connection,
     data: Connection,
@@ -138,11 +142,24 @@ impl Channel {
             ctl: port_of(ctl),
             data: port_of(data),
         };
+        Self::begin(ports, options).await
+    }
+
+    /// Begins a new epoch on the same ports: the one before ends, whatever is under way in
+    /// it. For a VM that was stopped in between and goes on; one that is loaded anew has
+    /// new sockets.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the sandbox must not be used then.
+    pub async fn again(self, options: OpenOptions) -> Result<(Self, Resumed), OpenError> {
+        Self::begin(self.ports.into_inner(), options).await
+    }
+
+    async fn begin(ports: Ports, options: OpenOptions) -> Result<(Self, Resumed), OpenError> {
         let epoch = u64::from_le_bytes(random()?) | 1;
-        let hello = greet(ports, epoch, options.resume, options.resync);
-        let opened = tokio::time::timeout(options.timeout, hello).await;
-        let (ports, streams, resumed) =
-            opened.map_err(|_| OpenError::Timeout(options.timeout))??;
+        let timeout = options.timeout;
+        let opened = tokio::time::timeout(timeout, greet(ports, epoch, options)).await;
+        let (ports, streams, resumed) = opened.map_err(|_| OpenError::Timeout(timeout))??;
         let (closed_sender, closed) = watch::channel(false);
         let closed_sender = Arc::new(closed_sender);
         let start = |stream: ByteStream| Connection::start(stream, Arc::clone(&closed_sender));
@@ -269,22 +286,35 @@ fn port_of(stream: UnixStream) -> Port {
 async fn greet(
     mut ports: Ports,
     epoch: u64,
-    mut resume: Resume,
-    resync: bool,
+    options: OpenOptions,
 ) -> Result<(Ports, Streams, Resumed), OpenError> {
+    let OpenOptions {
+        mut resume,
+        resync,
+        warm,
+        ..
+    } = options;
     let (data_nonce, ctl_nonce) = (random()?, random()?);
     let data = say_hello(&ports.data, epoch, data_nonce, &[], resync).await?;
     resume.wall_clock_ns = wall_clock_ns();
-    resume.step = Step::STEP_PREPARE.into();
+    let step = if warm {
+        Step::STEP_WARM
+    } else {
+        Step::STEP_PREPARE
+    };
+    resume.step = step.into();
     let payload = resume.encode_to_vec();
     let ctl = say_hello(&ports.ctl, epoch, ctl_nonce, &payload, resync).await?;
     hello_answer(&mut ports.data, data_nonce).await?;
-    drop(ctl);
     let answer = hello_answer(&mut ports.ctl, ctl_nonce).await?;
     let mut resumed = Resumed::decode_from_slice(&answer).map_err(|_| OpenError::Answer)?;
     if !resumed.error.is_empty() {
         return Err(OpenError::Agent(resumed.error));
     }
+    if warm {
+        return Ok((ports, Streams { ctl, data }, resumed));
+    }
+    drop(ctl);
     let (ctl, settled) = settle(&mut ports, epoch).await?;
     resumed.warnings.extend(settled.warnings);
     Ok((ports, Streams { ctl, data }, resumed))

@@ -124,6 +124,7 @@ fn options(resync: bool) -> OpenOptions {
         },
         resync,
         timeout: TIMEOUT,
+        warm: false,
     }
 }
 
@@ -153,6 +154,27 @@ async fn requests_are_answered_on_both_ports() {
     assert_eq!(get(channel.data(), "/b").await.expect("data"), "/b");
     let log = log.lock().expect("log").clone();
     assert!(log.contains(&"ctl hello grove".to_owned()), "{log:?}");
+}
+
+#[tokio::test]
+async fn a_warmed_up_guest_is_greeted_anew_on_the_same_ports() {
+    let (ctl, guest_ctl) = UnixStream::pair().expect("socket pair");
+    let (data, guest_data) = UnixStream::pair().expect("socket pair");
+    let log = start_agent(guest_ctl, guest_data);
+    let warm = OpenOptions {
+        warm: true,
+        ..options(false)
+    };
+    let (channel, _) = Channel::open(ctl, data, warm).await.expect("open");
+    assert_eq!(get(channel.ctl(), "/warm").await.expect("ctl"), "/warm");
+    // One HELLO on each: the second step is what lets the user's processes run.
+    assert_eq!(log.lock().expect("log").len(), 2);
+    let before = channel.ctl().clone();
+    let (channel, _) = channel.again(options(false)).await.expect("again");
+    assert!(get(&before, "/old").await.is_err(), "the old epoch is over");
+    assert_eq!(get(channel.ctl(), "/new").await.expect("ctl"), "/new");
+    assert_eq!(get(channel.data(), "/new").await.expect("data"), "/new");
+    assert_eq!(log.lock().expect("log").len(), 5);
 }
 
 #[tokio::test]

@@ -1164,6 +1164,10 @@ pub mod resume {
         STEP_UNSPECIFIED = 0i32,
         STEP_PREPARE = 1i32,
         STEP_SETTLE = 2i32,
+        /// Before the first, in a clone that is nobody's yet: the same but for the
+        /// template's hooks. What the host starts after it warms the clone up, apart from
+        /// the user's processes, which stay frozen; the next STEP_PREPARE forgets it.
+        STEP_WARM = 3i32,
     }
     impl Step {
         ///Idiomatic alias for [`Self::STEP_UNSPECIFIED`]; `Debug` prints the variant name.
@@ -1175,6 +1179,9 @@ pub mod resume {
         ///Idiomatic alias for [`Self::STEP_SETTLE`]; `Debug` prints the variant name.
         #[allow(non_upper_case_globals)]
         pub const Settle: Self = Self::STEP_SETTLE;
+        ///Idiomatic alias for [`Self::STEP_WARM`]; `Debug` prints the variant name.
+        #[allow(non_upper_case_globals)]
+        pub const Warm: Self = Self::STEP_WARM;
     }
     impl ::core::default::Default for Step {
         fn default() -> Self {
@@ -1273,6 +1280,7 @@ pub mod resume {
                 0i32 => ::core::option::Option::Some(Self::STEP_UNSPECIFIED),
                 1i32 => ::core::option::Option::Some(Self::STEP_PREPARE),
                 2i32 => ::core::option::Option::Some(Self::STEP_SETTLE),
+                3i32 => ::core::option::Option::Some(Self::STEP_WARM),
                 _ => ::core::option::Option::None,
             }
         }
@@ -1284,6 +1292,7 @@ pub mod resume {
                 Self::STEP_UNSPECIFIED => "STEP_UNSPECIFIED",
                 Self::STEP_PREPARE => "STEP_PREPARE",
                 Self::STEP_SETTLE => "STEP_SETTLE",
+                Self::STEP_WARM => "STEP_WARM",
             }
         }
         fn from_proto_name(name: &str) -> ::core::option::Option<Self> {
@@ -1293,11 +1302,17 @@ pub mod resume {
                 }
                 "STEP_PREPARE" => ::core::option::Option::Some(Self::STEP_PREPARE),
                 "STEP_SETTLE" => ::core::option::Option::Some(Self::STEP_SETTLE),
+                "STEP_WARM" => ::core::option::Option::Some(Self::STEP_WARM),
                 _ => ::core::option::Option::None,
             }
         }
         fn values() -> &'static [Self] {
-            &[Self::STEP_UNSPECIFIED, Self::STEP_PREPARE, Self::STEP_SETTLE]
+            &[
+                Self::STEP_UNSPECIFIED,
+                Self::STEP_PREPARE,
+                Self::STEP_SETTLE,
+                Self::STEP_WARM,
+            ]
         }
     }
 }

@@ -10,6 +10,8 @@ pub enum State {
     /// The guest powered itself off, or was asked to.
     STATE_STOPPED = 3i32,
     STATE_FAILED = 4i32,
+    /// A slot: prepared as far as its spec says, and nobody's yet.
+    STATE_WAITING = 5i32,
 }
 impl State {
     ///Idiomatic alias for [`Self::STATE_UNSPECIFIED`]; `Debug` prints the variant name.
@@ -27,6 +29,9 @@ impl State {
     ///Idiomatic alias for [`Self::STATE_FAILED`]; `Debug` prints the variant name.
     #[allow(non_upper_case_globals)]
     pub const Failed: Self = Self::STATE_FAILED;
+    ///Idiomatic alias for [`Self::STATE_WAITING`]; `Debug` prints the variant name.
+    #[allow(non_upper_case_globals)]
+    pub const Waiting: Self = Self::STATE_WAITING;
 }
 impl ::core::default::Default for State {
     fn default() -> Self {
@@ -127,6 +132,7 @@ impl ::buffa::Enumeration for State {
             2i32 => ::core::option::Option::Some(Self::STATE_RUNNING),
             3i32 => ::core::option::Option::Some(Self::STATE_STOPPED),
             4i32 => ::core::option::Option::Some(Self::STATE_FAILED),
+            5i32 => ::core::option::Option::Some(Self::STATE_WAITING),
             _ => ::core::option::Option::None,
         }
     }
@@ -140,6 +146,7 @@ impl ::buffa::Enumeration for State {
             Self::STATE_RUNNING => "STATE_RUNNING",
             Self::STATE_STOPPED => "STATE_STOPPED",
             Self::STATE_FAILED => "STATE_FAILED",
+            Self::STATE_WAITING => "STATE_WAITING",
         }
     }
     fn from_proto_name(name: &str) -> ::core::option::Option<Self> {
@@ -149,6 +156,7 @@ impl ::buffa::Enumeration for State {
             "STATE_RUNNING" => ::core::option::Option::Some(Self::STATE_RUNNING),
             "STATE_STOPPED" => ::core::option::Option::Some(Self::STATE_STOPPED),
             "STATE_FAILED" => ::core::option::Option::Some(Self::STATE_FAILED),
+            "STATE_WAITING" => ::core::option::Option::Some(Self::STATE_WAITING),
             _ => ::core::option::Option::None,
         }
     }
@@ -159,6 +167,7 @@ impl ::buffa::Enumeration for State {
             Self::STATE_RUNNING,
             Self::STATE_STOPPED,
             Self::STATE_FAILED,
+            Self::STATE_WAITING,
         ]
     }
 }
@@ -532,6 +541,193 @@ pub const __READY_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::bu
     type_url: "type.googleapis.com/pando.shim.v1.ReadyResponse",
     to_json: ::buffa::type_registry::any_to_json::<ReadyResponse>,
     from_json: ::buffa::type_registry::any_from_json::<ReadyResponse>,
+    is_wkt: false,
+};
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct ClaimRequest {
+    /// Field 1: `hostname`
+    #[serde(
+        rename = "hostname",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub hostname: ::buffa::alloc::string::String,
+    /// 32 hex digits for /etc/machine-id.
+    ///
+    /// Field 2: `machine_id`
+    #[serde(
+        rename = "machineId",
+        alias = "machine_id",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub machine_id: ::buffa::alloc::string::String,
+    /// Environment of every process.
+    ///
+    /// Field 3: `env`
+    #[serde(
+        rename = "env",
+        skip_serializing_if = "::buffa::__private::HashMap::is_empty",
+        deserialize_with = "::buffa::json_helpers::null_as_default"
+    )]
+    pub env: ::buffa::__private::HashMap<
+        ::buffa::alloc::string::String,
+        ::buffa::alloc::string::String,
+    >,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for ClaimRequest {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("ClaimRequest")
+            .field("hostname", &self.hostname)
+            .field("machine_id", &self.machine_id)
+            .field("env", &self.env)
+            .finish()
+    }
+}
+impl ClaimRequest {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ClaimRequest";
+}
+::buffa::impl_default_instance!(ClaimRequest);
+impl ::buffa::MessageName for ClaimRequest {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "ClaimRequest";
+    const FULL_NAME: &'static str = "pando.shim.v1.ClaimRequest";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ClaimRequest";
+}
+impl ::buffa::Message for ClaimRequest {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if !self.hostname.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.hostname) as u64;
+        }
+        if !self.machine_id.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.machine_id) as u64;
+        }
+        size
+            += ::buffa::map_codec::field_len::<
+                ::buffa::map_codec::Str,
+                ::buffa::map_codec::Str,
+                _,
+            >(&self.env, 1u64);
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if !self.hostname.is_empty() {
+            ::buffa::types::put_string_field(1u32, &self.hostname, buf);
+        }
+        if !self.machine_id.is_empty() {
+            ::buffa::types::put_string_field(2u32, &self.machine_id, buf);
+        }
+        ::buffa::map_codec::write_field::<
+            ::buffa::map_codec::Str,
+            ::buffa::map_codec::Str,
+            _,
+        >(&self.env, 3u32, buf);
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.hostname, buf)?;
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.machine_id, buf)?;
+            }
+            3u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::map_codec::merge_entry::<
+                    ::buffa::map_codec::Str,
+                    ::buffa::map_codec::Str,
+                    _,
+                >(&mut self.env, buf, ctx)?;
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.hostname.clear();
+        self.machine_id.clear();
+        self.env.clear();
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for ClaimRequest {
+    const PROTO_FQN: &'static str = "pando.shim.v1.ClaimRequest";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for ClaimRequest {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __CLAIM_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.ClaimRequest",
+    to_json: ::buffa::type_registry::any_to_json::<ClaimRequest>,
+    from_json: ::buffa::type_registry::any_from_json::<ClaimRequest>,
     is_wkt: false,
 };
 #[derive(Clone, PartialEq, Default)]
@@ -5999,6 +6195,413 @@ pub mod __buffa {
             type ViewHandle = ReadyResponseOwnedView;
         }
         impl ::serde::Serialize for ReadyResponseOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct ClaimRequestView<'a> {
+            /// Field 1: `hostname`
+            pub hostname: &'a str,
+            /// 32 hex digits for /etc/machine-id.
+            ///
+            /// Field 2: `machine_id`
+            pub machine_id: &'a str,
+            /// Environment of every process.
+            ///
+            /// Field 3: `env` (map)
+            pub env: ::buffa::MapView<'a, &'a str, &'a str>,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for ClaimRequestView<'a> {
+            type Owned = super::super::ClaimRequest;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.hostname = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.machine_id = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let entry_bytes = ::buffa::types::borrow_bytes(&mut cur)?;
+                        let mut entry_cur: &'a [u8] = entry_bytes;
+                        let mut key = "";
+                        let mut val = "";
+                        ctx.register_element_memory(
+                            ::buffa::__private::element_footprint(&key)
+                                + ::buffa::__private::element_footprint(&val),
+                        )?;
+                        while !entry_cur.is_empty() {
+                            let entry_tag = ::buffa::encoding::Tag::decode(
+                                &mut entry_cur,
+                            )?;
+                            match entry_tag.field_number() {
+                                1 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::LengthDelimited,
+                                    )?;
+                                    key = ::buffa::types::borrow_str(&mut entry_cur)?;
+                                }
+                                2 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::LengthDelimited,
+                                    )?;
+                                    val = ::buffa::types::borrow_str(&mut entry_cur)?;
+                                }
+                                _ => {
+                                    ::buffa::encoding::skip_field_depth(
+                                        entry_tag,
+                                        &mut entry_cur,
+                                        ctx.depth(),
+                                    )?;
+                                }
+                            }
+                        }
+                        view.env.push(key, val);
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::ClaimRequest,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::ClaimRequest,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::ClaimRequest {
+                    hostname: self.hostname.to_string(),
+                    machine_id: self.machine_id.to_string(),
+                    env: self
+                        .env
+                        .iter()
+                        .map(|(k, v)| (k.to_string(), v.to_string()))
+                        .collect(),
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for ClaimRequestView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if !self.hostname.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.hostname) as u64;
+                }
+                if !self.machine_id.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.machine_id)
+                                as u64;
+                }
+                #[allow(clippy::for_kv_map)]
+                for (k, v) in &self.env {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::string_encoded_len(v) as u64;
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
+                            + entry_size;
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if !self.hostname.is_empty() {
+                    ::buffa::types::put_string_field(1u32, &self.hostname, buf);
+                }
+                if !self.machine_id.is_empty() {
+                    ::buffa::types::put_string_field(2u32, &self.machine_id, buf);
+                }
+                for (k, v) in &self.env {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::string_encoded_len(v) as u64;
+                    ::buffa::encoding::Tag::new(
+                            3u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::encoding::encode_varint(entry_size, buf);
+                    ::buffa::encoding::Tag::new(
+                            1u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_string(k, buf);
+                    ::buffa::encoding::Tag::new(
+                            2u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_string(v, buf);
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for ClaimRequestView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.hostname) {
+                    __map.serialize_entry("hostname", self.hostname)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.machine_id) {
+                    __map.serialize_entry("machineId", self.machine_id)?;
+                }
+                if !self.env.is_empty() {
+                    struct _WM<'__a, '__x>(
+                        &'__x ::buffa::MapView<'__x, &'__a str, &'__a str>,
+                    );
+                    impl<'__a> ::serde::Serialize for _WM<'__a, '_> {
+                        fn serialize<__S: ::serde::Serializer>(
+                            &self,
+                            __s: __S,
+                        ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                            use ::serde::ser::SerializeMap as _;
+                            let mut __m = __s
+                                .serialize_map(::core::option::Option::Some(self.0.len()))?;
+                            for (k, v) in self.0.iter_unique() {
+                                __m.serialize_entry(k, v)?;
+                            }
+                            __m.end()
+                        }
+                    }
+                    __map.serialize_entry("env", &_WM(&self.env))?;
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for ClaimRequestView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "ClaimRequest";
+            const FULL_NAME: &'static str = "pando.shim.v1.ClaimRequest";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ClaimRequest";
+        }
+        ::buffa::impl_default_view_instance!(ClaimRequestView);
+        ::buffa::impl_view_reborrow!(ClaimRequestView);
+        /** Self-contained, `'static` owned view of a `ClaimRequest` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`ClaimRequestView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`ClaimRequestView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct ClaimRequestOwnedView(::buffa::OwnedView<ClaimRequestView<'static>>);
+        impl ClaimRequestOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ClaimRequestOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ClaimRequestOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::ClaimRequest,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ClaimRequestOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`ClaimRequestView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &ClaimRequestView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::ClaimRequest {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// Field 1: `hostname`
+            #[must_use]
+            pub fn hostname(&self) -> &'_ str {
+                self.0.reborrow().hostname
+            }
+            /// 32 hex digits for /etc/machine-id.
+            ///
+            /// Field 2: `machine_id`
+            #[must_use]
+            pub fn machine_id(&self) -> &'_ str {
+                self.0.reborrow().machine_id
+            }
+            /// Environment of every process.
+            ///
+            /// Field 3: `env` (map)
+            #[must_use]
+            pub fn env(&self) -> &::buffa::MapView<'_, &'_ str, &'_ str> {
+                &self.0.reborrow().env
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<ClaimRequestView<'static>>>
+        for ClaimRequestOwnedView {
+            fn from(inner: ::buffa::OwnedView<ClaimRequestView<'static>>) -> Self {
+                ClaimRequestOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<ClaimRequestOwnedView>
+        for ::buffa::OwnedView<ClaimRequestView<'static>> {
+            fn from(wrapper: ClaimRequestOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<ClaimRequestView<'static>>>
+        for ClaimRequestOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<ClaimRequestView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::ClaimRequest {
+            type View<'a> = ClaimRequestView<'a>;
+            type ViewHandle = ClaimRequestOwnedView;
+        }
+        impl ::serde::Serialize for ClaimRequestOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -14660,6 +15263,7 @@ pub mod __buffa {
     pub fn register_types(reg: &mut ::buffa::type_registry::TypeRegistry) {
         reg.register_json_any(super::__READY_REQUEST_JSON_ANY);
         reg.register_json_any(super::__READY_RESPONSE_JSON_ANY);
+        reg.register_json_any(super::__CLAIM_REQUEST_JSON_ANY);
         reg.register_json_any(super::__WATCH_REQUEST_JSON_ANY);
         reg.register_json_any(super::__WATCH_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__PING_REQUEST_JSON_ANY);
@@ -14696,6 +15300,10 @@ pub use self::__buffa::view::ReadyRequestOwnedView;
 pub use self::__buffa::view::ReadyResponseView;
 #[doc(inline)]
 pub use self::__buffa::view::ReadyResponseOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::ClaimRequestView;
+#[doc(inline)]
+pub use self::__buffa::view::ClaimRequestOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::WatchRequestView;
 #[doc(inline)]
@@ -14802,6 +15410,10 @@ pub type OwnedReadyRequestView = ::buffa::view::OwnedView<
 ///Shorthand for `OwnedView<ReadyResponseView<'static>>`.
 pub type OwnedReadyResponseView = ::buffa::view::OwnedView<
     __buffa::view::ReadyResponseView<'static>,
+>;
+///Shorthand for `OwnedView<ClaimRequestView<'static>>`.
+pub type OwnedClaimRequestView = ::buffa::view::OwnedView<
+    __buffa::view::ClaimRequestView<'static>,
 >;
 ///Shorthand for `OwnedView<WatchRequestView<'static>>`.
 pub type OwnedWatchRequestView = ::buffa::view::OwnedView<
@@ -15236,6 +15848,12 @@ pub const SHIM_READY_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         ::connectrpc::StreamType::Unary,
     )
     .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
+/// Static [`Spec`](::connectrpc::Spec) for the `Claim` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
+pub const SHIM_CLAIM_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
+        "/pando.shim.v1.Shim/Claim",
+        ::connectrpc::StreamType::Unary,
+    )
+    .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
 /// Static [`Spec`](::connectrpc::Spec) for the `Watch` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
 pub const SHIM_WATCH_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         "/pando.shim.v1.Shim/Watch",
@@ -15360,6 +15978,25 @@ pub trait Shim: Send + Sync + 'static {
         &'a self,
         ctx: ::connectrpc::RequestContext,
         request: ::connectrpc::ServiceRequest<'_, ReadyRequest>,
+    ) -> impl ::std::future::Future<
+        Output = ::connectrpc::ServiceResult<
+            impl ::connectrpc::Encodable<ReadyResponse> + Send + use<'a, Self>,
+        >,
+    > + Send;
+    /// Makes a waiting slot this sandbox, and answers as Ready does. Legal once, in
+    /// STATE_WAITING.
+    ///
+    /// `'a` lets the response body borrow from `&self` (e.g. server-resident state).
+    ///
+    /// `request` is borrowed from the request body and is valid for the
+    /// duration of the call; message fields are read directly on it
+    /// (zero-copy). The response cannot borrow from `request` — use
+    /// `.to_owned_message()` (or copy the specific fields) for anything
+    /// returned, stored, or moved into `tokio::spawn`.
+    fn claim<'a>(
+        &'a self,
+        ctx: ::connectrpc::RequestContext,
+        request: ::connectrpc::ServiceRequest<'_, ClaimRequest>,
     ) -> impl ::std::future::Future<
         Output = ::connectrpc::ServiceResult<
             impl ::connectrpc::Encodable<ReadyResponse> + Send + use<'a, Self>,
@@ -15601,6 +16238,29 @@ impl<S: Shim> ShimExt for S {
                 },
             )
             .with_spec(SHIM_READY_SPEC)
+            .route_view(
+                SHIM_SERVICE_NAME,
+                "Claim",
+                {
+                    let svc = ::std::sync::Arc::clone(&self);
+                    ::connectrpc::view_handler_fn(move |
+                        ctx,
+                        req: ::buffa::view::OwnedView<
+                            __buffa::view::ClaimRequestView<'static>,
+                        >,
+                        format|
+                    {
+                        let svc = ::std::sync::Arc::clone(&svc);
+                        async move {
+                            let sreq = ::connectrpc::ServiceRequest::<
+                                ClaimRequest,
+                            >::from_parts(req.reborrow(), req.bytes());
+                            svc.claim(ctx, sreq).await?.encode::<ReadyResponse>(format)
+                        }
+                    })
+                },
+            )
+            .with_spec(SHIM_CLAIM_SPEC)
             .route_view_server_stream::<
                 _,
                 _,
@@ -15904,6 +16564,12 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                         .with_spec(SHIM_READY_SPEC),
                 )
             }
+            "Claim" => {
+                Some(
+                    ::connectrpc::dispatcher::codegen::MethodDescriptor::unary(false)
+                        .with_spec(SHIM_CLAIM_SPEC),
+                )
+            }
             "Watch" => {
                 Some(
                     ::connectrpc::dispatcher::codegen::MethodDescriptor::server_streaming()
@@ -15993,6 +16659,22 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                         ReadyRequest,
                     >::from_parts(&req, &body);
                     svc.ready(ctx, req).await?.encode::<ReadyResponse>(format)
+                })
+            }
+            "Claim" => {
+                let svc = ::std::sync::Arc::clone(&self.inner);
+                Box::pin(async move {
+                    let body = ::connectrpc::dispatcher::codegen::request_proto_bytes::<
+                        ClaimRequest,
+                    >(request.encoded()?, format)?;
+                    let req: __buffa::view::ClaimRequestView<'_> = ::connectrpc::dispatcher::codegen::decode_borrowed_request_view(
+                        &body,
+                        ctx.decode_options(),
+                    )?;
+                    let req = ::connectrpc::ServiceRequest::<
+                        ClaimRequest,
+                    >::from_parts(&req, &body);
+                    svc.claim(ctx, req).await?.encode::<ReadyResponse>(format)
                 })
             }
             "Ping" => {
@@ -16331,6 +17013,39 @@ where
                 &self.transport,
                 &self.config,
                 SHIM_READY_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
+                request,
+                options,
+            )
+            .await
+    }
+    /// Call the Claim RPC. Sends a request to /pando.shim.v1.Shim/Claim.
+    pub async fn claim(
+        &self,
+        request: ClaimRequest,
+    ) -> Result<
+        ::connectrpc::client::UnaryResponse<
+            ::buffa::view::OwnedView<__buffa::view::ReadyResponseView<'static>>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        self.claim_with_options(request, ::connectrpc::client::CallOptions::default())
+            .await
+    }
+    /// Call the Claim RPC with explicit per-call options. Options override [`ClientConfig`](::connectrpc::client::ClientConfig) defaults.
+    pub async fn claim_with_options(
+        &self,
+        request: ClaimRequest,
+        options: ::connectrpc::client::CallOptions,
+    ) -> Result<
+        ::connectrpc::client::UnaryResponse<
+            ::buffa::view::OwnedView<__buffa::view::ReadyResponseView<'static>>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        ::connectrpc::client::call_unary(
+                &self.transport,
+                &self.config,
+                SHIM_CLAIM_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
                 request,
                 options,
             )

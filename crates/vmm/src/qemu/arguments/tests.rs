@@ -63,6 +63,7 @@ fn a_cold_start_shares_its_memory_with_the_file() {
         initrd: "/i".into(),
         command_line: "quiet a=b".to_owned(),
         memory: "/slot/memory".into(),
+        keep: true,
     };
     let arguments = arguments(&config(start)).unwrap();
     assert!(values(&arguments, "-incoming").is_empty());
@@ -79,6 +80,7 @@ fn both_starts_have_the_same_machine_and_devices() {
         initrd: "/i".into(),
         command_line: String::new(),
         memory: "/slot/memory".into(),
+        keep: false,
     };
     let (cold, load) = (
         arguments(&config(cold)).unwrap(),
@@ -89,6 +91,8 @@ fn both_starts_have_the_same_machine_and_devices() {
     ] {
         assert_eq!(values(&cold, name), values(&load, name), "{name}");
     }
+    // What a boot that is not to be saved writes is its own, as after a load.
+    assert_eq!(values(&cold, "-object"), values(&load, "-object"));
     assert_eq!(
         values(&load, "-device"),
         [

@@ -1,0 +1,367 @@
+//! Carries the rules out: makes slots, ends them, takes over those of an earlier daemon.
+
+use super::rules::{self, Kind, Limit, Step, Target, View};
+use super::{Slot, Source, describe};
+use crate::EngineError;
+use crate::bake::link_layers;
+use crate::engine::Engine;
+use crate::shims::{Shim, ShimProcess, log_last_words};
+use crate::spawn::{DISKS, Plan, end_of};
+use crate::{identity, ids};
+use pando_shim::spec::{self, Begin, ShimSpec, Wait};
+use pando_store::{SandboxDir, SnapshotKind};
+use pando_types::SandboxId;
+use pando_wire::shim::State as ShimState;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Programs whose way every clone has gone before it is somebody's: what an exec does,
+/// and a shell. They leave nothing behind.
+const WARM_UP: [&[&str]; 2] = [&["/bin/true"], &["/bin/sh", "-c", "true"]];
+
+/// A slot that takes longer is not worth waiting for.
+const FILL_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Bounds of the memory that is left to others where nothing is configured.
+const RESERVE_BYTES: std::ops::RangeInclusive<u64> = (512 << 20)..=(8 << 30);
+
+impl Engine {
+    /// Keeps the pool as long as the daemon lives.
+    pub(crate) async fn keep_pool(self) {
+        loop {
+            let view = self.look().await;
+            match rules::next(&view) {
+                Step::Fill(target) => self.begin_to_fill(target),
+                Step::Retire(id) => self.retire(&id).await,
+                Step::Rest {
+                    again_in,
+                    limited_by,
+                } => self.rest(again_in, limited_by).await,
+            }
+        }
+    }
+
+    async fn rest(&self, again_in: Option<Duration>, limited_by: Option<Limit>) {
+        let pool = &self.inner.pool;
+        {
+            let mut state = pool.lock();
+            state.limited_by = limited_by;
+            state.put_off_since = match limited_by {
+                Some(Limit::Requests) => state.put_off_since.or_else(|| Some(Instant::now())),
+                _ => None,
+            };
+        }
+        match again_in {
+            // Either is a reason to look again.
+            Some(time) => drop(tokio::time::timeout(time, pool.wake.notified()).await),
+            None => pool.wake.notified().await,
+        }
+    }
+
+    async fn look(&self) -> View<SandboxId> {
+        let pool = &self.inner.pool;
+        let mut view = pool.lock().view(pool.config.warm, Instant::now());
+        let host = self
+            .blocking(|inner| {
+                let memory = pando_sys::host::memory()?;
+                let disk = pando_sys::host::disk_free_bytes(&inner.config.state_dir)?;
+                Ok::<_, std::io::Error>((memory, disk))
+            })
+            .await;
+        // A host that does not say gets no slots.
+        if let Ok((memory, disk_free_bytes)) = host {
+            let eighth =
+                (memory.total_bytes / 8).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end());
+            let configured = pool.config.reserve_mib.map(|mib| mib << 20);
+            view.memory_available_bytes = memory.available_bytes;
+            view.memory_reserve_bytes = configured.unwrap_or(eighth);
+            view.disk_free_bytes = disk_free_bytes;
+        }
+        view.cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        view
+    }
+
+    fn begin_to_fill(&self, target: Target) {
+        let id = ids::sandbox();
+        {
+            let mut state = self.inner.pool.lock();
+            if state.closed {
+                return;
+            }
+            state.put_off_since = None;
+            state.slots.push(Slot {
+                id: id.clone(),
+                target: target.clone(),
+                shim: None,
+            });
+        }
+        let engine = self.clone();
+        tokio::spawn(async move {
+            let made = tokio::time::timeout(FILL_TIMEOUT, engine.make(&id, &target)).await;
+            let made = made.unwrap_or_else(|_| {
+                Err(EngineError::SpawnFailed(format!(
+                    "it took more than {FILL_TIMEOUT:?}"
+                )))
+            });
+            engine.filled(&id, &target, made).await;
+        });
+    }
+
+    /// A slot was made, or was not.
+    async fn filled(&self, id: &SandboxId, target: &Target, made: Result<Shim, EngineError>) {
+        let now = Instant::now();
+        let pool = &self.inner.pool;
+        let shim = {
+            let mut state = pool.lock();
+            let source = state.sources.get_mut(&target.key);
+            match (&made, source) {
+                (Ok(_), Some(source)) => source.demand.succeeded(),
+                (Err(error), Some(source)) => {
+                    source.demand.failed(now);
+                    let what = describe(&source.template, source.ingredients.size);
+                    tracing::warn!(%what, kind = target.kind.as_str(), "a slot could not be made: {error}");
+                }
+                (_, None) => {}
+            }
+            let closed = state.closed;
+            let slot = state.slots.iter_mut().find(|slot| slot.id == *id);
+            match (made, slot) {
+                (Ok(shim), Some(slot)) if !closed => {
+                    let shim = Arc::new(shim);
+                    slot.shim = Some(Arc::clone(&shim));
+                    Some(shim)
+                }
+                _ => None,
+            }
+        };
+        match shim {
+            Some(shim) => self.watch_slot(id.clone(), shim),
+            None => {
+                self.inner.pool.lock().slots.retain(|slot| slot.id != *id);
+                self.discard(id).await;
+            }
+        }
+        pool.wake.notify_one();
+    }
+
+    async fn make(&self, id: &SandboxId, target: &Target) -> Result<Shim, EngineError> {
+        let source = self.inner.pool.lock().sources.get(&target.key).cloned();
+        let gone = || EngineError::SpawnFailed("its template is gone".to_owned());
+        let Source { ingredients, .. } = source.ok_or_else(gone)?;
+        let snapshot = self.inner.bakery.find(&ingredients, SnapshotKind::Ready);
+        let snapshot = snapshot
+            .ok_or_else(|| EngineError::SpawnFailed("it is not baked any more".to_owned()))?;
+        let dir = self.new_dir(id)?;
+        link_layers(&dir, &snapshot, &ingredients.base.root)
+            .map_err(|error| crate::shims::no_space_or(&error, "cannot lay out a slot"))?;
+        let slot = match target.kind {
+            Kind::Warm => (Wait::Warm, WARM_UP.as_slice()),
+            Kind::Bound => (Wait::Bound, [].as_slice()),
+        };
+        let programs = slot
+            .1
+            .iter()
+            .map(|argv| argv.iter().map(ToString::to_string).collect());
+        let slot = spec::Slot {
+            wait: slot.0,
+            key: target.key.clone(),
+            warm_up: programs.collect(),
+        };
+        let plan = Plan {
+            begin: Begin::Spawn {
+                clean_barrier: snapshot.manifest.clean_barrier,
+                mount: false,
+            },
+            machine: snapshot.manifest.machine.clone(),
+            disks: DISKS,
+        };
+        let spec = ShimSpec {
+            slot: Some(slot),
+            ..self.spec(id, ingredients.size, &plan)
+        };
+        let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
+        let shim = self
+            .inner
+            .bakery
+            .starter
+            .start(&dir, &spec, identity)
+            .await?;
+        waits(shim).await
+    }
+
+    /// Notices a slot that dies while it waits.
+    fn watch_slot(&self, id: SandboxId, shim: Arc<Shim>) {
+        let engine = self.clone();
+        tokio::spawn(async move {
+            let (_, cause) = end_of(&shim, &engine.inner.dirs.get(&id)).await;
+            let died = {
+                let mut state = engine.inner.pool.lock();
+                let before = state.slots.len();
+                // One that was taken out meanwhile is somebody else's business.
+                state.slots.retain(|slot| slot.id != id);
+                state.slots.len() < before
+            };
+            if died {
+                tracing::warn!(slot = %id, "a slot died: {cause}");
+                engine.discard(&id).await;
+                engine.inner.pool.wake.notify_one();
+            }
+        });
+    }
+
+    async fn retire(&self, id: &SandboxId) {
+        let found = {
+            let mut state = self.inner.pool.lock();
+            let before = state.slots.len();
+            state.slots.retain(|slot| slot.id != *id);
+            state.slots.len() < before
+        };
+        // Claimed meanwhile, otherwise.
+        if found {
+            self.discard(id).await;
+        }
+    }
+
+    /// Ends a slot's processes and removes its files. It has no row.
+    pub(crate) async fn discard(&self, id: &SandboxId) {
+        let dir = self.inner.dirs.get(id);
+        if let Some(process) = ShimProcess::read(&dir) {
+            process.kill().await;
+        }
+        let removed = self.blocking(move |_| dir.remove()).await;
+        if let Err(error) = removed {
+            tracing::error!(slot = %id, "cannot remove a slot: {error}");
+        }
+    }
+
+    /// Ends all slots: without a daemon nobody could claim them. Those of a daemon that
+    /// is killed wait for the next one.
+    pub async fn close_pool(&self) {
+        let ids: Vec<_> = {
+            let mut state = self.inner.pool.lock();
+            state.closed = true;
+            state.sources.clear();
+            state.slots.drain(..).map(|slot| slot.id).collect()
+        };
+        for id in ids {
+            self.discard(&id).await;
+        }
+    }
+
+    /// Makes the usual size of every template wait, where it is baked.
+    pub(crate) async fn stand_templates(&self) -> Result<(), EngineError> {
+        let rows = self.blocking(|inner| inner.index.all_templates()).await?;
+        for row in rows {
+            let template = format!("{}:{}", row.name, row.tag).parse();
+            let Ok(template) = template else { continue };
+            // Not in the cache any more: the first request makes it again.
+            if let Ok(ingredients) = self
+                .ingredients_of(&row.root, pando_types::Size::DEFAULT)
+                .await
+            {
+                self.stand(&template, &ingredients);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes this wait from now on, if it is baked.
+    pub(crate) fn stand(
+        &self,
+        template: &pando_types::TemplateRef,
+        ingredients: &crate::bake::Ingredients,
+    ) {
+        let bakery = &self.inner.bakery;
+        if bakery.find(ingredients, SnapshotKind::Ready).is_some() {
+            let key = bakery.key(ingredients, SnapshotKind::Ready);
+            self.inner.pool.stand(&key, template, ingredients);
+        }
+    }
+
+    /// Takes over a slot that an earlier daemon left; false if it is none, or one that
+    /// nobody can use.
+    pub(crate) fn adopt_slot(&self, id: &SandboxId, dir: &SandboxDir) -> bool {
+        let Some(target) = slot_of(dir) else {
+            return false;
+        };
+        {
+            let mut state = self.inner.pool.lock();
+            if !state.sources.contains_key(&target.key) {
+                return false;
+            }
+            state.slots.push(Slot {
+                id: id.clone(),
+                target: target.clone(),
+                shim: None,
+            });
+        }
+        let (engine, id, dir) = (self.clone(), id.clone(), dir.clone());
+        tokio::spawn(async move {
+            let found = async {
+                let gone = || EngineError::SpawnFailed("its shim is gone".to_owned());
+                waits(Shim::find(&dir).await.ok_or_else(gone)?).await
+            };
+            let found = tokio::time::timeout(FILL_TIMEOUT, found).await;
+            let found = found.unwrap_or_else(|_| {
+                Err(EngineError::SpawnFailed(
+                    "its shim does not answer".to_owned(),
+                ))
+            });
+            if let Err(error) = &found {
+                tracing::info!(slot = %id, "a slot of an earlier daemon is of no use: {error}");
+                log_last_words(&dir);
+            }
+            engine.adopted(&id, found).await;
+        });
+        true
+    }
+
+    async fn adopted(&self, id: &SandboxId, found: Result<Shim, EngineError>) {
+        let shim = found.ok().map(Arc::new);
+        let kept = {
+            let mut state = self.inner.pool.lock();
+            match (&shim, state.slots.iter_mut().find(|slot| slot.id == *id)) {
+                (Some(shim), Some(slot)) => {
+                    slot.shim = Some(Arc::clone(shim));
+                    true
+                }
+                _ => {
+                    state.slots.retain(|slot| slot.id != *id);
+                    false
+                }
+            }
+        };
+        match shim {
+            Some(shim) if kept => self.watch_slot(id.clone(), shim),
+            _ => self.discard(id).await,
+        }
+        self.inner.pool.wake.notify_one();
+    }
+}
+
+/// Waits until a slot waits.
+async fn waits(shim: Shim) -> Result<Shim, EngineError> {
+    let ready = shim.ready().await?;
+    if ready.state == ShimState::STATE_WAITING {
+        return Ok(shim);
+    }
+    let cause = match ready.cause.as_str() {
+        "" => "it does not wait",
+        cause => cause,
+    };
+    Err(EngineError::SpawnFailed(cause.to_owned()))
+}
+
+/// What the spec in a directory says of the slot there.
+fn slot_of(dir: &SandboxDir) -> Option<Target> {
+    let text = std::fs::read(dir.spec()).ok()?;
+    let spec: ShimSpec = serde_json::from_slice(&text).ok()?;
+    let slot = spec.slot?;
+    Some(Target {
+        key: slot.key,
+        kind: match slot.wait {
+            Wait::Warm => Kind::Warm,
+            Wait::Bound => Kind::Bound,
+        },
+    })
+}

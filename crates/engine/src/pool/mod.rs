@@ -1,0 +1,276 @@
+//! Work done before the request: slots that wait to become sandboxes.
+//!
+//! [`rules`] and [`demand`] decide and are pure; `keeper` carries out. A slot has the id,
+//! the directory and the account of the sandbox that it may become, so that a claim moves
+//! nothing. It has no row: a slot is found by its directory and what its shim says.
+
+mod demand;
+mod keeper;
+mod rules;
+
+pub use demand::WarmCount;
+
+use crate::bake::Ingredients;
+use crate::request::{PoolSlots, PoolStatus};
+use crate::shims::Shim;
+use demand::Demand;
+use pando_types::{SandboxId, Size, TemplateRef};
+use rules::{Have, Limit, Target, View};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// How the pool is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolConfig {
+    /// Warm clones of each template and size in use.
+    pub warm: WarmCount,
+    /// Memory of the host that the pool leaves to others; `None`: an eighth of it,
+    /// 512 MiB at least and 8 GiB at most.
+    pub reserve_mib: Option<u64>,
+}
+
+/// What was made of what waits, for the counters.
+const KINDS: [&str; 3] = ["warm", "bound", "none"];
+
+/// The slots of a daemon.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    config: PoolConfig,
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    sources: BTreeMap<String, Source>,
+    slots: Vec<Slot>,
+    spawns: usize,
+    last_request: Instant,
+    put_off_since: Option<Instant>,
+    limited_by: Option<Limit>,
+    claims: BTreeMap<&'static str, u64>,
+    /// The daemon ends: nothing is made any more.
+    closed: bool,
+}
+
+/// What slots are made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) template: TemplateRef,
+    pub(crate) ingredients: Ingredients,
+    demand: Demand,
+}
+
+#[derive(Debug)]
+struct Slot {
+    id: SandboxId,
+    target: Target,
+    /// `None` while it is being made.
+    shim: Option<Arc<Shim>>,
+}
+
+/// A slot that was taken out: nobody else can have it.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) id: SandboxId,
+    pub(crate) shim: Arc<Shim>,
+    pub(crate) kind: &'static str,
+}
+
+/// Held while a sandbox is started for a request; the pool yields to it.
+pub(crate) struct Spawning<'p>(&'p Pool);
+
+impl Drop for Spawning<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.spawns -= 1;
+        state.last_request = Instant::now();
+        drop(state);
+        self.0.wake.notify_one();
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(config: PoolConfig) -> Self {
+        Self {
+            config,
+            state: Mutex::new(State {
+                sources: BTreeMap::new(),
+                slots: Vec::new(),
+                spawns: 0,
+                last_request: Instant::now(),
+                put_off_since: None,
+                limited_by: None,
+                claims: KINDS.into_iter().map(|kind| (kind, 0)).collect(),
+                closed: false,
+            }),
+            wake: Notify::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anything is ever to wait.
+    fn is_off(&self) -> bool {
+        self.config.warm == WarmCount::Fixed(0)
+    }
+
+    /// A request came: whatever it asks for comes before the pool's own work.
+    pub(crate) fn request_came(&self) {
+        self.lock().last_request = Instant::now();
+    }
+
+    /// A sandbox is being started.
+    pub(crate) fn spawning(&self) -> Spawning<'_> {
+        self.lock().spawns += 1;
+        Spawning(self)
+    }
+
+    /// A sandbox of this was asked for; more may follow.
+    pub(crate) fn asked(&self, key: &str, template: &TemplateRef, ingredients: &Ingredients) {
+        self.source(key, template, ingredients, |demand, now| demand.asked(now));
+    }
+
+    /// This is a template's usual size: the first request is not to wait.
+    pub(crate) fn stand(&self, key: &str, template: &TemplateRef, ingredients: &Ingredients) {
+        self.source(key, template, ingredients, |demand, _| demand.stand());
+        self.wake.notify_one();
+    }
+
+    fn source(
+        &self,
+        key: &str,
+        template: &TemplateRef,
+        ingredients: &Ingredients,
+        change: impl FnOnce(&mut Demand, Instant),
+    ) {
+        if self.is_off() {
+            return;
+        }
+        let now = Instant::now();
+        let mut state = self.lock();
+        let new = || Source {
+            template: template.clone(),
+            ingredients: ingredients.clone(),
+            demand: Demand::new(now, false),
+        };
+        let source = state.sources.entry(key.to_owned()).or_insert_with(new);
+        change(&mut source.demand, now);
+    }
+
+    /// Nothing of this template is wanted any more, but for what has this root image.
+    pub(crate) fn forget(&self, template: &TemplateRef, except_root: Option<&str>) {
+        let mut state = self.lock();
+        state.sources.retain(|_, source| {
+            source.template != *template
+                || Some(source.ingredients.base.content_hash.as_str()) == except_root
+        });
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Takes out the best slot of this that waits.
+    pub(crate) fn take(&self, key: &str) -> Option<Taken> {
+        let mut state = self.lock();
+        let fits = |slot: &&mut Slot| slot.target.key == key && slot.shim.is_some();
+        let best = state
+            .slots
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, slot)| fits(&slot))
+            // The oldest of the best kind.
+            .min_by_key(|(index, slot)| (slot.target.kind, *index));
+        let index = best.map(|(index, _)| index)?;
+        let slot = state.slots.remove(index);
+        Some(Taken {
+            id: slot.id,
+            shim: slot.shim?,
+            kind: slot.target.kind.as_str(),
+        })
+    }
+
+    /// A sandbox was made from this kind of slot, or of `none`.
+    pub(crate) fn count_claim(&self, kind: &'static str) {
+        *self.lock().claims.entry(kind).or_default() += 1;
+    }
+
+    /// For people and counters.
+    pub(crate) fn status(&self) -> PoolStatus {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let warm = self.config.warm;
+        let mut slots = Vec::new();
+        let State {
+            sources,
+            slots: had,
+            ..
+        } = &mut *state;
+        for (key, source) in sources {
+            for want in source.demand.wants(key, warm, now) {
+                let waiting = had
+                    .iter()
+                    .filter(|slot| slot.target == want.target && slot.shim.is_some())
+                    .count();
+                slots.push(PoolSlots {
+                    template: Some(source.template.to_string()),
+                    size: source.ingredients.size,
+                    kind: want.target.kind.as_str(),
+                    waiting,
+                    wanted: want.count,
+                });
+            }
+        }
+        PoolStatus {
+            slots,
+            filling: state
+                .slots
+                .iter()
+                .filter(|slot| slot.shim.is_none())
+                .count(),
+            limited_by: state.limited_by.map(|limit| limit.as_str().to_owned()),
+            claims: state.claims.clone(),
+        }
+    }
+}
+
+impl State {
+    /// What a decision depends on, without what the host says of itself.
+    fn view(&mut self, warm: WarmCount, now: Instant) -> View<SandboxId> {
+        self.sources.retain(|_, source| !source.demand.is_over(now));
+        let mut sources: Vec<_> = self.sources.iter_mut().collect();
+        sources.sort_by_key(|(_, source)| std::cmp::Reverse(source.demand.last_used()));
+        let mut wants: Vec<_> = sources
+            .into_iter()
+            .flat_map(|(key, source)| source.demand.wants(key, warm, now))
+            .collect();
+        // Each one's warm clones before anybody's second best.
+        wants.sort_by_key(|want| want.target.kind);
+        let haves = self.slots.iter().map(|slot| Have {
+            id: slot.id.clone(),
+            target: slot.target.clone(),
+            waiting: slot.shim.is_some(),
+        });
+        View {
+            wants,
+            haves: haves.collect(),
+            memory_available_bytes: 0,
+            memory_reserve_bytes: 0,
+            disk_free_bytes: 0,
+            cpus: 1,
+            spawns: self.spawns,
+            quiet: now.duration_since(self.last_request),
+            put_off: self
+                .put_off_since
+                .map_or(Duration::ZERO, |since| now.duration_since(since)),
+        }
+    }
+}
+
+/// A slot's way of naming what it was made for, in a size that a person knows.
+pub(crate) fn describe(template: &TemplateRef, size: Size) -> String {
+    format!("{template}, {} CPU, {} MiB", size.cpus(), size.memory_mib())
+}
