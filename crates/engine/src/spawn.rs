@@ -57,7 +57,9 @@ impl Engine {
     ) -> Result<Arc<Entry>, EngineError> {
         check_maps(&request)?;
         let size = size(&request)?;
-        let _spawning = self.inner.pool.spawning();
+        let pool = &self.inner.pool;
+        let _spawning = pool.spawning();
+        let forgets = pool.forgets();
         let template = request.template.clone().unwrap_or_else(default_template);
         let ingredients = self.ingredients(caller, &template, size).await?;
         let wish = Wish {
@@ -71,12 +73,12 @@ impl Engine {
             Start::Snapshot => self.load(&wish).await,
             Start::Auto => {
                 let key = self.inner.bakery.key(&ingredients, SnapshotKind::Ready);
-                let claimed = self.claim(&key, &wish).await?;
-                self.inner.pool.asked(&key, &template, &ingredients);
-                match claimed {
-                    Some(entry) => Ok(entry),
-                    None => self.load(&wish).await,
-                }
+                let entry = match self.claim(&key, &wish).await? {
+                    Some(entry) => entry,
+                    None => self.load(&wish).await?,
+                };
+                pool.asked(&key, &template, &ingredients, forgets);
+                Ok(entry)
             }
         }
     }

@@ -554,7 +554,7 @@ mod tests {
     fn the_index_is_its_owners_alone() {
         use std::os::unix::fs::PermissionsExt as _;
         let (dir, index) = fresh();
-        index.add_sandbox(&row("a", None), &EVENT).unwrap();
+        index.add_sandbox(&row("a", None), &[EVENT]).unwrap();
         for name in ["pando.db", "pando.db-wal", "pando.db-shm"] {
             let mode = std::fs::metadata(dir.path().join(name))
                 .unwrap()
@@ -567,7 +567,7 @@ mod tests {
     #[test]
     fn rows_outlive_the_process() {
         let (dir, index) = fresh();
-        index.add_sandbox(&row("a", Some("x")), &EVENT).unwrap();
+        index.add_sandbox(&row("a", Some("x")), &[EVENT]).unwrap();
         let change = StateChange {
             id: "a",
             state: SandboxState::Running,
@@ -590,9 +590,9 @@ mod tests {
     #[test]
     fn a_name_is_free_again_after_removal() {
         let (_dir, index) = fresh();
-        index.add_sandbox(&row("a", Some("x")), &EVENT).unwrap();
+        index.add_sandbox(&row("a", Some("x")), &[EVENT]).unwrap();
         assert!(matches!(
-            index.add_sandbox(&row("b", Some("x")), &EVENT),
+            index.add_sandbox(&row("b", Some("x")), &[EVENT]),
             Err(IndexError::NameTaken)
         ));
         assert_eq!(
@@ -600,10 +600,10 @@ mod tests {
             1,
             "the refused row left no event"
         );
-        index.add_sandbox(&row("c", None), &EVENT).unwrap();
-        index.add_sandbox(&row("d", None), &EVENT).unwrap();
+        index.add_sandbox(&row("c", None), &[EVENT]).unwrap();
+        index.add_sandbox(&row("d", None), &[EVENT]).unwrap();
         index.remove_sandbox("a", &EVENT).unwrap();
-        index.add_sandbox(&row("b", Some("x")), &EVENT).unwrap();
+        index.add_sandbox(&row("b", Some("x")), &[EVENT]).unwrap();
     }
 
     #[test]

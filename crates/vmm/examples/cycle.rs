@@ -118,6 +118,7 @@ async fn main() -> Result<()> {
         initrd: initrd.clone(),
         command_line: command_line.to_string(),
         memory: memory.clone(),
+        keep: true,
     };
     let mut cold = Machine::launch(folder, root, vec![disk.clone()], start).await?;
     println!("layers: {}", cold.qemu.layers().join(", "));

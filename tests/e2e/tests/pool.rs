@@ -107,7 +107,7 @@ fn create(world: &World, request: &Value) -> String {
 /// All that a program can easily see of the machine it is on, but for its name.
 const FINGERPRINT: &str = r"
 echo pid $$; cat /proc/self/cgroup; env | sort; id; umask; ulimit -a
-ps -eo pid,ppid,user,stat,args --no-headers | grep -v -e ' ps -eo' -e '\[kworker'
+ps -eo pid,ppid,user,stat,args --no-headers | grep -v -e ' ps -eo' -e '\['
 mount; ls -lA /tmp /run /var/tmp /home/user /root /dev/shm 2>&1 | grep -v total
 cat /etc/hosts /etc/hostname; cat /proc/sys/kernel/ns_last_pid
 sudo find / -xdev -newermt @0 -newer /etc/machine-id -type f 2>/dev/null | sort";
@@ -201,11 +201,8 @@ fn a_clone_that_waited_is_none_the_older() {
     world.sh(&id, "sleep 1");
     let slept = begun.elapsed().as_secs_f64();
     assert!((0.95..3.0).contains(&slept), "a second took {slept} s");
-    let complaints = world.sh(
-        &id,
-        "sudo dmesg | grep -iE 'rcu|hung|stall|lockup|clocksource|blocked for' | grep -viE 'rcu: |rcu_|switched to clocksource|clocksource: ' || true",
-    );
-    assert_eq!(complaints, "");
+    // The kernel noticed nothing: no stall, no hung task, no clock that is unstable.
+    assert_eq!(world.sh(&id, "sudo dmesg"), world.sh(&loaded, "sudo dmesg"));
 }
 
 #[test]

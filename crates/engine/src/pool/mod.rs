@@ -51,6 +51,8 @@ struct State {
     put_off_since: Option<Instant>,
     limited_by: Option<Limit>,
     claims: BTreeMap<&'static str, u64>,
+    /// How often something was forgotten.
+    forgets: u64,
     /// The daemon ends: nothing is made any more.
     closed: bool,
 }
@@ -104,6 +106,7 @@ impl Pool {
                 put_off_since: None,
                 limited_by: None,
                 claims: KINDS.into_iter().map(|kind| (kind, 0)).collect(),
+                forgets: 0,
                 closed: false,
             }),
             wake: Notify::new(),
@@ -130,9 +133,23 @@ impl Pool {
         Spawning(self)
     }
 
-    /// A sandbox of this was asked for; more may follow.
-    pub(crate) fn asked(&self, key: &str, template: &TemplateRef, ingredients: &Ingredients) {
-        self.source(key, template, ingredients, |demand, now| demand.asked(now));
+    /// A sandbox of this was asked for, and more may follow; unless its template was removed
+    /// since [`Self::forgets`] was `forgets`.
+    pub(crate) fn asked(
+        &self,
+        key: &str,
+        template: &TemplateRef,
+        ingredients: &Ingredients,
+        forgets: u64,
+    ) {
+        if self.forgets() == forgets {
+            self.source(key, template, ingredients, |demand, now| demand.asked(now));
+        }
+    }
+
+    /// Changes when something is forgotten.
+    pub(crate) fn forgets(&self) -> u64 {
+        self.lock().forgets
     }
 
     /// This is a template's usual size: the first request is not to wait.
@@ -165,6 +182,7 @@ impl Pool {
     /// Nothing of this template is wanted any more, but for what has this root image.
     pub(crate) fn forget(&self, template: &TemplateRef, except_root: Option<&str>) {
         let mut state = self.lock();
+        state.forgets += 1;
         state.sources.retain(|_, source| {
             source.template != *template
                 || Some(source.ingredients.base.content_hash.as_str()) == except_root
