@@ -100,6 +100,7 @@ fn e2e(steps: &Steps, root: &Path, full: bool) -> Result<u32> {
     command.env("PANDO_BIN", artifacts::pando_path(root));
     if full {
         command.env("PANDO_TEST_FULL", "1");
+        command.env("NEXTEST_PROFILE", "full");
     }
     let count = tests(steps, command, Kind::EndToEnd)?;
     ensure!(count > 0, "no e2e test ran");

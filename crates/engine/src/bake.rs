@@ -5,6 +5,7 @@
 
 use crate::EngineError;
 use crate::host::Host;
+use crate::pool::Keys;
 use crate::shims::{Shim, ShimStarter, no_space_or, went_away};
 use pando_image::{BaseImage, Initrd};
 use pando_shim::host::machine_identity;
@@ -69,6 +70,25 @@ impl Bakery {
         };
         part(&format!("{machine:?}"));
         hasher.finalize().to_hex()[..40].to_owned()
+    }
+
+    /// The keys by which slots for a new sandbox are known.
+    pub(crate) fn keys(&self, ingredients: &Ingredients) -> Keys {
+        Keys {
+            snapshot: self.key(ingredients, SnapshotKind::Ready),
+            shape: self.shape(ingredients),
+        }
+    }
+
+    /// The key of all snapshots that a waiting VMM of this size fits.
+    fn shape(&self, ingredients: &Ingredients) -> String {
+        let machine = Machine {
+            tsc_khz: 0,
+            kernel: String::new(),
+            initrd: String::new(),
+            ..self.machine(ingredients)
+        };
+        blake3::hash(format!("{machine:?}").as_bytes()).to_hex()[..40].to_owned()
     }
 
     /// What a bake on this host is tied to.

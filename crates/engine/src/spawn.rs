@@ -3,18 +3,19 @@
 use crate::bake::{Ingredients, link_boot, link_layers};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
-use crate::pool::Taken;
+use crate::pool::{Keys, Kind, Taken};
 use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
 use pando_store::{
-    IndexError, Machine, NewEvent, SandboxDir, SandboxRow, SnapshotKind, fault, read_untrusted,
+    IndexError, Machine, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, fault,
+    read_untrusted,
 };
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
-use pando_wire::shim::{ClaimRequest, ReadyResponse, State, StopRequest, WatchRequest};
+use pando_wire::shim::{Bind, ClaimRequest, ReadyResponse, State, StopRequest, WatchRequest};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -23,7 +24,7 @@ use std::time::{Duration, SystemTime};
 const STOP_GRACE_MS: u32 = 5_000;
 
 /// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
-pub(crate) const DISKS: usize = 3;
+const DISKS: usize = 3;
 
 /// The same without a bake's. The next start puts one more on it.
 const DISKS_OF_A_BOOT: usize = 2;
@@ -46,6 +47,32 @@ pub(crate) struct Plan {
     pub(crate) machine: Machine,
     /// Layers of its disk, its own included.
     pub(crate) disks: usize,
+}
+
+impl Plan {
+    /// From a bake; `mount` where the disk is not mounted in it.
+    pub(crate) fn spawn(snapshot: &Snapshot, mount: bool) -> Self {
+        Self {
+            begin: Begin::Spawn {
+                clean_barrier: snapshot.manifest.clean_barrier,
+                mount,
+            },
+            machine: snapshot.manifest.machine.clone(),
+            disks: DISKS,
+        }
+    }
+}
+
+const CANNOT_LAY_OUT: &str = "cannot lay out the sandbox";
+
+/// Puts what a sandbox of a bake is made from into its slot.
+pub(crate) fn lay_out(
+    dir: &SandboxDir,
+    snapshot: &Snapshot,
+    ingredients: &Ingredients,
+) -> Result<(), EngineError> {
+    link_layers(dir, snapshot, &ingredients.base.root)
+        .map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))
 }
 
 impl Engine {
@@ -72,12 +99,12 @@ impl Engine {
             Start::Boot => self.boot(&wish).await,
             Start::Snapshot => self.load(&wish).await,
             Start::Auto => {
-                let key = self.inner.bakery.key(&ingredients, SnapshotKind::Ready);
-                let entry = match self.claim(&key, &wish).await? {
+                let keys = self.inner.bakery.keys(&ingredients);
+                let entry = match self.claim(&keys, &wish).await? {
                     Some(entry) => entry,
                     None => self.load(&wish).await?,
                 };
-                pool.asked(&key, &template, &ingredients, forgets);
+                pool.asked(&keys, &template, &ingredients, forgets);
                 Ok(entry)
             }
         }
@@ -85,12 +112,12 @@ impl Engine {
 
     /// Turns a slot that waits into the sandbox; `None` if there is none. A slot that is
     /// not what it seemed is thrown away and costs the caller nothing but time.
-    async fn claim(&self, key: &str, wish: &Wish<'_>) -> Result<Option<Arc<Entry>>, EngineError> {
+    async fn claim(&self, keys: &Keys, wish: &Wish<'_>) -> Result<Option<Arc<Entry>>, EngineError> {
         self.check_name(wish)?;
-        while let Some(taken) = self.inner.pool.take(key) {
+        while let Some(taken) = self.take(keys, wish) {
             match self.hand_over(&taken, wish).await {
                 Ok(entry) => {
-                    self.inner.pool.count_claim(taken.kind);
+                    self.inner.pool.count_claim(taken.kind.as_str());
                     return Ok(Some(entry));
                 }
                 Err(error) => {
@@ -108,6 +135,36 @@ impl Engine {
         Ok(None)
     }
 
+    fn take(&self, keys: &Keys, wish: &Wish<'_>) -> Option<Taken> {
+        let pool = &self.inner.pool;
+        pool.take(&keys.snapshot).or_else(|| {
+            // Of no use before there is a snapshot to load into it.
+            let bakery = &self.inner.bakery;
+            let baked = bakery.find(wish.ingredients, SnapshotKind::Ready);
+            baked.and_then(|_| pool.take(&keys.shape))
+        })
+    }
+
+    /// Puts the snapshot into a slot that fits any, and says so in the claim.
+    fn bind(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Option<Bind>, EngineError> {
+        if taken.kind != Kind::Generic {
+            return Ok(None);
+        }
+        let snapshot = self
+            .inner
+            .bakery
+            .find(wish.ingredients, SnapshotKind::Ready);
+        let gone = || EngineError::SpawnFailed("its snapshot is gone".to_owned());
+        let snapshot = snapshot.ok_or_else(gone)?;
+        lay_out(&self.inner.dirs.get(&taken.id), &snapshot, wish.ingredients)?;
+        Ok(Some(Bind {
+            clean_barrier: snapshot.manifest.clean_barrier,
+            mount: false,
+            disks: u32::try_from(DISKS).unwrap_or(u32::MAX),
+            ..Bind::default()
+        }))
+    }
+
     /// The claim comes before the row: without a row a slot that was claimed is thrown
     /// away by the next daemon, since its shim no longer says that it waits.
     async fn hand_over(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
@@ -115,6 +172,7 @@ impl Engine {
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
             env: wish.request.env.clone().into_iter().collect(),
+            bind: self.bind(taken, wish)?.into(),
             ..ClaimRequest::default()
         };
         let ready = tokio::time::timeout(CLAIM_TIMEOUT, taken.shim.claim(request)).await;
@@ -127,8 +185,7 @@ impl Engine {
         row.isolation = self.isolation_of(&ready, identity)?;
         row.state = SandboxState::Running;
         row.started_at = Some(SystemTime::now());
-        let entry = self.insert(row).await?;
-        entry.set_shim(Some(Arc::clone(&taken.shim)));
+        let entry = self.insert(row, Some(Arc::clone(&taken.shim))).await?;
         self.log_ready(&entry, &ready);
         self.watch(&entry, &taken.shim);
         Ok(entry)
@@ -139,18 +196,9 @@ impl Engine {
         let ingredients = wish.ingredients;
         let bakery = &self.inner.bakery;
         let snapshot = bakery.ensure(ingredients, SnapshotKind::Ready).await?;
-        let plan = Plan {
-            begin: Begin::Spawn {
-                clean_barrier: snapshot.manifest.clean_barrier,
-                mount: false,
-            },
-            machine: snapshot.manifest.machine.clone(),
-            disks: DISKS,
-        };
-        self.first_start(wish, &plan, |dir| {
-            link_layers(dir, &snapshot, &ingredients.base.root)
-        })
-        .await
+        let plan = Plan::spawn(&snapshot, false);
+        self.first_start(wish, &plan, |dir| lay_out(dir, &snapshot, ingredients))
+            .await
     }
 
     /// Boots a kernel that is nobody else's.
@@ -161,21 +209,25 @@ impl Engine {
             machine: self.inner.bakery.machine(ingredients),
             disks: DISKS_OF_A_BOOT,
         };
-        self.first_start(wish, &plan, |dir| link_boot(dir, ingredients))
-            .await
+        let lay_out = |dir: &SandboxDir| {
+            link_boot(dir, ingredients).map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))
+        };
+        self.first_start(wish, &plan, lay_out).await
     }
 
     async fn first_start(
         &self,
         wish: &Wish<'_>,
         plan: &Plan,
-        lay_out: impl FnOnce(&SandboxDir) -> std::io::Result<()>,
+        lay_out: impl FnOnce(&SandboxDir) -> Result<(), EngineError>,
     ) -> Result<Arc<Entry>, EngineError> {
-        let entry = self.insert(self.new_row(&ids::sandbox(), wish)?).await?;
+        let entry = self
+            .insert(self.new_row(&ids::sandbox(), wish)?, None)
+            .await?;
         let _turn = entry.turn.lock().await;
         let started = async {
             let dir = self.new_dir(&entry.id)?;
-            lay_out(&dir).map_err(|error| no_space_or(&error, "cannot lay out the sandbox"))?;
+            lay_out(&dir)?;
             self.run(&entry, &dir, plan).await
         };
         match started.await {
@@ -236,7 +288,11 @@ impl Engine {
         })
     }
 
-    async fn insert(&self, row: SandboxRow) -> Result<Arc<Entry>, EngineError> {
+    async fn insert(
+        &self,
+        row: SandboxRow,
+        shim: Option<Arc<Shim>>,
+    ) -> Result<Arc<Entry>, EngineError> {
         let id = row
             .id
             .parse()
@@ -269,6 +325,8 @@ impl Engine {
             Err(error) => return Err(EngineError::internal(&error)),
         }
         let entry = Arc::new(Entry::new(id, row));
+        // Before anybody can find it.
+        entry.set_shim(shim);
         self.inner.sandboxes.insert(Arc::clone(&entry));
         Ok(entry)
     }
@@ -427,19 +485,11 @@ impl Engine {
         for layer in [&snapshot.manifest.memory, &snapshot.manifest.device_state] {
             dir.unlink(&layer.file)
                 .and_then(|()| dir.link(&snapshot.dir.join(&layer.file), &layer.file))
-                .map_err(|error| no_space_or(&error, "cannot lay out the sandbox"))?;
+                .map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))?;
         }
         self.set_state(entry, SandboxState::Creating, None, None)
             .await?;
-        let plan = Plan {
-            begin: Begin::Spawn {
-                clean_barrier: snapshot.manifest.clean_barrier,
-                mount: true,
-            },
-            machine: snapshot.manifest.machine.clone(),
-            disks: DISKS,
-        };
-        self.run(entry, &dir, &plan).await
+        self.run(entry, &dir, &Plan::spawn(&snapshot, true)).await
     }
 
     /// Ends a sandbox for good.

@@ -132,26 +132,38 @@ impl Machine {
         let qemu = Qemu::launch(config).await?;
         steps.mark("launched");
         let mut identity = Identity::of(&self.spec);
+        let mut begin = self.spec.begin;
         let wait = self.spec.slot.as_ref().map(|slot| slot.wait);
-        if wait == Some(Wait::Bound) {
-            identity = self.claimed(&qemu).await?;
+        if let Some(Wait::Generic | Wait::Bound) = wait {
+            let claim = self.claimed(&qemu).await?;
             steps = Steps::begin();
+            if wait == Some(Wait::Generic) {
+                begin = self.bind(&qemu, &claim).await?;
+                steps.mark("bound");
+            }
+            identity = claim.identity;
         }
-        if let Begin::Spawn { .. } = self.spec.begin {
+        if let Begin::Spawn { .. } = begin {
             qemu.load(&self.slot().join(spec::DEVICE_STATE)).await?;
             steps.mark("loaded");
         }
         qemu.cont().await?;
-        let options = self.greeting(&identity, wait == Some(Wait::Warm))?;
+        let options = greeting(
+            &self.spec.sandbox_id,
+            &identity,
+            begin,
+            wait == Some(Wait::Warm),
+        )?;
         let open = Channel::open(ctl, data, options);
         let (mut channel, mut resumed) = unless_ended(&qemu, open).await?;
         if let Some(Wait::Warm) = wait {
             unless_ended(&qemu, self.warm_up(&channel)).await?;
             qemu.stop().await?;
-            identity = self.claimed(&qemu).await?;
+            identity = self.claimed(&qemu).await?.identity;
             steps = Steps::begin();
             qemu.cont().await?;
-            let again = channel.again(self.greeting(&identity, false)?);
+            let options = greeting(&self.spec.sandbox_id, &identity, begin, false)?;
+            let again = channel.again(options);
             (channel, resumed) = unless_ended(&qemu, again).await?;
         }
         steps.mark("answered");
@@ -165,32 +177,6 @@ impl Machine {
             guest,
             warnings: resumed.warnings,
             timing_ms: steps.done,
-        })
-    }
-
-    /// What HELLO says.
-    fn greeting(&self, identity: &Identity, warm: bool) -> Result<OpenOptions, StartError> {
-        let (clean, timeout) = match self.spec.begin {
-            Begin::Spawn { clean_barrier, .. } => (clean_barrier, SPAWN_TIMEOUT),
-            // A cold boot's channel is empty: nothing can be in the way.
-            Begin::BakeReady | Begin::BakePreMount | Begin::Boot => (true, BAKE_TIMEOUT),
-        };
-        let mut entropy = vec![0; ENTROPY_BYTES];
-        pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
-        let resume = Resume {
-            entropy,
-            sandbox_id: self.spec.sandbox_id.clone(),
-            hostname: identity.hostname.clone(),
-            machine_id: identity.machine_id.clone(),
-            env: identity.env.clone().into_iter().collect(),
-            mount: matches!(self.spec.begin, Begin::Spawn { mount: true, .. }),
-            ..Resume::default()
-        };
-        Ok(OpenOptions {
-            resume,
-            resync: !clean,
-            timeout,
-            warm,
         })
     }
 
@@ -236,8 +222,16 @@ impl Machine {
         Ok((config, (ctl, data), nic.into()))
     }
 
+    fn is_generic(&self) -> bool {
+        let slot = self.spec.slot.as_ref();
+        slot.is_some_and(|slot| slot.wait == Wait::Generic)
+    }
+
     fn vm_start(&self, accelerator: Accelerator) -> Start {
         let slot = self.slot();
+        if self.is_generic() {
+            return Start::Unbound;
+        }
         let bake = match self.spec.begin {
             Begin::Spawn { .. } => {
                 return Start::Load {
@@ -264,9 +258,12 @@ impl Machine {
     /// The disk's layers; the last, writable one is made when it is not there yet.
     fn disks(&self) -> Result<Vec<PathBuf>, StartError> {
         let slot = self.slot();
-        let disks: Vec<PathBuf> = (0..self.spec.disks)
-            .map(|index| slot.join(spec::disk(index)))
-            .collect();
+        let disks: Vec<PathBuf> = match self.is_generic() {
+            true => vec![slot.join(spec::OWN_DISK)],
+            false => (0..self.spec.disks)
+                .map(|index| slot.join(spec::disk(index)))
+                .collect(),
+        };
         let top = disks
             .last()
             .ok_or_else(|| StartError::Spec("the disk has no layers".to_owned()))?;
@@ -294,6 +291,37 @@ impl Machine {
                 .unwrap_or_default(),
         }
     }
+}
+
+/// What HELLO says.
+fn greeting(
+    sandbox_id: &str,
+    identity: &Identity,
+    begin: Begin,
+    warm: bool,
+) -> Result<OpenOptions, StartError> {
+    let (clean, timeout) = match begin {
+        Begin::Spawn { clean_barrier, .. } => (clean_barrier, SPAWN_TIMEOUT),
+        // A cold boot's channel is empty: nothing can be in the way.
+        Begin::BakeReady | Begin::BakePreMount | Begin::Boot => (true, BAKE_TIMEOUT),
+    };
+    let mut entropy = vec![0; ENTROPY_BYTES];
+    pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
+    let resume = Resume {
+        entropy,
+        sandbox_id: sandbox_id.to_owned(),
+        hostname: identity.hostname.clone(),
+        machine_id: identity.machine_id.clone(),
+        env: identity.env.clone().into_iter().collect(),
+        mount: matches!(begin, Begin::Spawn { mount: true, .. }),
+        ..Resume::default()
+    };
+    Ok(OpenOptions {
+        resume,
+        resync: !clean,
+        timeout,
+        warm,
+    })
 }
 
 /// Work on a VM; that the VM dies meanwhile is noticed at once.

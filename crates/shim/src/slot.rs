@@ -1,6 +1,7 @@
 //! A slot: a shim that did its work before anybody asked for a sandbox, and waits.
 //!
 //! ```text
+//!   generic: launch unbound ─────────────────── WAITING ─ claim ─> bind, load, cont, HELLO
 //!   bound:  launch ──────────────────────────── WAITING ─ claim ─> load, cont, HELLO
 //!   warm:   launch, load, cont, HELLO (warm),
 //!           warm-up programs, stop ──────────── WAITING ─ claim ─> cont, HELLO
@@ -11,13 +12,13 @@
 
 use crate::machine::{Machine, StartError, unless_ended};
 use crate::processes::Processes;
-use crate::spec::ShimSpec;
+use crate::spec::{self, Begin, ShimSpec};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
-use pando_vmm::Qemu;
+use pando_vmm::{Binding, Qemu};
 use pando_wire::channel::{BoxError, Channel, base_uri};
 use pando_wire::process::ProcessClient;
-use pando_wire::shim::{self, ClaimRequest, State};
+use pando_wire::shim::{self, Bind, ClaimRequest, State};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
@@ -48,33 +49,44 @@ impl Identity {
     }
 }
 
-impl From<ClaimRequest> for Identity {
+/// What the daemon says when it makes a slot a sandbox.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) identity: Identity,
+    /// For a slot that fits any snapshot.
+    bind: Option<Bind>,
+}
+
+impl From<ClaimRequest> for Claim {
     fn from(request: ClaimRequest) -> Self {
         Self {
-            hostname: request.hostname,
-            machine_id: request.machine_id,
-            env: request.env.into_iter().collect(),
+            identity: Identity {
+                hostname: request.hostname,
+                machine_id: request.machine_id,
+                env: request.env.into_iter().collect(),
+            },
+            bind: request.bind.into_option(),
         }
     }
 }
 
 /// Takes the one claim of a slot that waits.
 #[derive(Debug, Default)]
-pub(crate) struct ClaimBox(Mutex<Option<oneshot::Sender<Identity>>>);
+pub(crate) struct ClaimBox(Mutex<Option<oneshot::Sender<Claim>>>);
 
 impl ClaimBox {
-    fn set(&self, sender: oneshot::Sender<Identity>) {
+    fn set(&self, sender: oneshot::Sender<Claim>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
     }
 
-    fn take(&self) -> Option<oneshot::Sender<Identity>> {
+    fn take(&self) -> Option<oneshot::Sender<Claim>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Machine {
     /// Waits to be claimed, as long as the VM lives.
-    pub(crate) async fn claimed(&self, qemu: &Qemu) -> Result<Identity, StartError> {
+    pub(crate) async fn claimed(&self, qemu: &Qemu) -> Result<Claim, StartError> {
         let (sender, claim) = oneshot::channel();
         self.claim.set(sender);
         self.set(State::STATE_WAITING, String::new());
@@ -93,6 +105,31 @@ impl Machine {
         // Before it goes: who asks for the state from now on waits for the outcome.
         self.set(State::STATE_STARTING, String::new());
         sender.send(request.into()).is_ok()
+    }
+
+    /// Binds a VM that fits any snapshot to the one whose layers are in the slot.
+    pub(crate) async fn bind(&self, qemu: &Qemu, claim: &Claim) -> Result<Begin, StartError> {
+        let missing = || StartError::Spec("the claim names no snapshot".to_owned());
+        let bind = claim.bind.as_ref().ok_or_else(missing)?;
+        let count = usize::try_from(bind.disks).unwrap_or_default();
+        let no_disk = || StartError::Spec("the claim names no disk".to_owned());
+        let below = count.checked_sub(1).ok_or_else(no_disk)?;
+        let slot = self.slot();
+        let binding = Binding {
+            memory: slot.join(spec::MEMORY),
+            root: slot.join(spec::ROOT),
+            lower: (0..below)
+                .map(|index| slot.join(spec::disk(index)))
+                .collect(),
+            top: slot.join(spec::disk(below)),
+        };
+        std::fs::rename(slot.join(spec::OWN_DISK), &binding.top).map_err(StartError::Disk)?;
+        qemu.bind(&binding).await?;
+        *self.disk_layers.lock().await = count;
+        Ok(Begin::Spawn {
+            clean_barrier: bind.clean_barrier,
+            mount: bind.mount,
+        })
     }
 
     /// Runs the warm-up programs, and one request on the port that clients reach.

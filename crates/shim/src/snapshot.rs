@@ -153,7 +153,10 @@ async fn capture(
     running: &Running,
     mut image: MemoryImage,
 ) -> Result<(MemoryImage, u64), ConnectError> {
-    let memory = running.qemu.guest_memory();
+    let memory = running
+        .qemu
+        .guest_memory()
+        .map_err(|error| ConnectError::internal(error_chain(&error)))?;
     blocking(move || {
         let stats = image.capture(&memory)?;
         Ok::<_, MemoryImageError>((image, stats.private_pages()))

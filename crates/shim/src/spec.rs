@@ -15,6 +15,9 @@ pub const KERNEL: &str = "kernel";
 /// Initrd of a cold boot.
 pub const INITRD: &str = "initrd";
 
+/// The layer that a slot of [`Wait::Generic`] will write, before its number is known.
+pub const OWN_DISK: &str = "disk.own";
+
 /// Name of the `index`-th layer of the writable disk in the slot, base first.
 pub fn disk(index: usize) -> String {
     format!("disk.{index}")
@@ -43,6 +46,9 @@ pub enum Begin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
+    /// The VMM fits any snapshot of this size; which one, the claim says. Its layers are
+    /// put into the slot right before. `begin` and `disks` of the spec mean nothing.
+    Generic,
     /// The VMM has the layers open; nothing is loaded.
     Bound,
     /// The VM has answered, was warmed up, and is stopped.

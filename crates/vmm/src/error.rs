@@ -10,6 +10,9 @@ use pando_sys::spawn::SpawnError;
 /// Why a VMM did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
+    /// The writable disk has no layer.
+    #[error("the disk has no layers")]
+    NoDisk,
     /// A path cannot be passed to the VMM.
     #[error("`{}` is not valid UTF-8, which QEMU's options need", .0.display())]
     Path(PathBuf),
@@ -86,6 +89,9 @@ pub enum VmmError {
         /// The one that it is in, in QEMU's words.
         found: String,
     },
+    /// Its memory could not be opened.
+    #[error("the memory of QEMU cannot be opened")]
+    Memory(#[from] MemoryError),
     /// A path cannot be passed to the VMM.
     #[error("`{}` is not valid UTF-8, which QEMU's commands need", .0.display())]
     Path(PathBuf),

@@ -7,7 +7,9 @@
 //!   launch(Cold) ──> cont ──> stop ──> save_device_state ──> quit
 //!                                      the memory file is the memory
 //!
-//!   launch(Load) ──> load ──> cont ──> stop ──> capture memory, save_device_state,
+//!   launch(Unbound) ──> bind ─┐
+//!                             v
+//!   launch(Load) ──────────> load ──> cont ──> stop ──> capture memory, save_device_state,
 //!                               ^               switch_disk_overlay
 //!                               └────── cont ─────┘
 //! ```
@@ -33,5 +35,5 @@ pub use error::{LaunchError, VmmError};
 pub use event::{ShutdownReason, VmEvent, VmExit};
 pub use identity::MachineIdentity;
 pub use memory_image::{MemoryImage, MemoryImageError};
-pub use qemu::{Channels, Jail, Qemu, QemuConfig, Start};
+pub use qemu::{Binding, Channels, Jail, Qemu, QemuConfig, Start};
 pub use vmm::{PreparedOverlay, RunState, Vmm};

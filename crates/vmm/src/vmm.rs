@@ -71,7 +71,10 @@ pub trait Vmm: Send + Sync {
     ) -> impl Future<Output = Result<PathBuf, VmmError>> + Send;
 
     /// The VM's memory, to be read while the VM is stopped.
-    fn guest_memory(&self) -> Arc<GuestMemory>;
+    ///
+    /// # Errors
+    /// It has none yet: it was not bound to a snapshot.
+    fn guest_memory(&self) -> Result<Arc<GuestMemory>, VmmError>;
 
     /// The VMM's process id.
     fn pid(&self) -> u32;

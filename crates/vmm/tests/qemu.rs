@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pando_vmm::memory_image::{ARENA_BYTES, MemoryImage, seal_cold};
-use pando_vmm::{LaunchError, RunState, ShutdownReason, Start, VmEvent, Vmm, VmmError};
+use pando_vmm::{Binding, LaunchError, RunState, ShutdownReason, Start, VmEvent, Vmm, VmmError};
 use support::{PATIENCE, World, page_of};
 
 /// The byte of a memory file at `offset`.
@@ -72,7 +72,7 @@ async fn a_snapshot_of_a_child_has_its_pages_and_the_child_runs_on() {
         .unwrap();
     child.qemu.stop().await.unwrap();
     child.qemu.save_device_state(&second_state).await.unwrap();
-    let captured = image.capture(&child.qemu.guest_memory()).unwrap();
+    let captured = image.capture(&*child.qemu.guest_memory().unwrap()).unwrap();
     let sealed = child.qemu.switch_disk_overlay(overlay).await.unwrap();
     let reached = child.last_letter().await;
     child.qemu.cont().await.unwrap();
@@ -104,6 +104,47 @@ async fn a_snapshot_of_a_child_has_its_pages_and_the_child_runs_on() {
 }
 
 #[tokio::test]
+async fn a_vm_that_was_bound_later_is_like_any_other() {
+    let world = World::new();
+    let (last, state) = world.bake().await;
+    let disk = vec![world.layer("own")];
+    let machine = world.launch(Start::Unbound, disk).await.unwrap();
+    assert!(machine.qemu.guest_memory().is_err());
+    // Its jail sees the slot: what is put there after the start, too.
+    let slot = |name: &str| world.path("slot").join(name);
+    for name in ["memory", "root"] {
+        std::fs::hard_link(world.path(name), slot(name)).unwrap();
+    }
+    let binding = Binding {
+        memory: slot("memory"),
+        root: slot("root"),
+        lower: vec![slot("disk")],
+        top: slot("child"),
+    };
+    std::fs::rename(slot("own"), slot("child")).unwrap();
+    machine.qemu.bind(&binding).await.unwrap();
+    machine.qemu.load(&state).await.unwrap();
+    machine.qemu.cont().await.unwrap();
+    machine.wait_for(last + 2).await;
+
+    machine.qemu.stop().await.unwrap();
+    let mut image = MemoryImage::prepare(&slot("memory"), &world.path("m2"), ARENA_BYTES).unwrap();
+    let captured = image
+        .capture(&*machine.qemu.guest_memory().unwrap())
+        .unwrap();
+    assert!(captured.private_pages() >= 2, "{captured:?}");
+    let overlay = machine
+        .qemu
+        .prepare_disk_overlay(&world.layer("above"))
+        .await
+        .unwrap();
+    let sealed = machine.qemu.switch_disk_overlay(overlay).await.unwrap();
+    assert_eq!(sealed, slot("child"));
+    machine.qemu.cont().await.unwrap();
+    machine.wait_for(last + 3).await;
+}
+
+#[tokio::test]
 async fn pages_that_do_not_fit_the_arena_are_captured_all_the_same() {
     let world = World::new();
     let (last, state) = world.bake().await;
@@ -114,7 +155,7 @@ async fn pages_that_do_not_fit_the_arena_are_captured_all_the_same() {
     let (roomy, tight) = (world.path("roomy"), world.path("tight"));
     for (path, arena) in [(&roomy, ARENA_BYTES), (&tight, 2 * 4096)] {
         let mut image = MemoryImage::prepare(&world.path("memory"), path, arena).unwrap();
-        let captured = image.capture(&child.qemu.guest_memory()).unwrap();
+        let captured = image.capture(&*child.qemu.guest_memory().unwrap()).unwrap();
         assert_eq!(captured.spilled_bytes > 0, path == &tight, "{captured:?}");
         image.finish().unwrap();
     }

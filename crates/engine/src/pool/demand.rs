@@ -1,7 +1,7 @@
 //! How many slots are wanted, from what was asked for lately: pure, no I/O.
 
 use super::rules::{Kind, Target, Want};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How many warm clones are wanted of what is in use.
@@ -44,6 +44,9 @@ const IDLE: Duration = Duration::from_secs(30 * 60);
 /// Waiting VMMs beside the warm clones: for the request that finds none.
 const BOUND: usize = 1;
 
+/// Waiting VMMs that fit any snapshot of a size.
+const GENERIC: usize = 1;
+
 /// How long a target that failed is left alone, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
@@ -55,8 +58,14 @@ pub(crate) struct Demand {
     /// Requests within [`RECENT`], the oldest first.
     requests: VecDeque<Instant>,
     last_used: Instant,
-    failures: u32,
-    blocked_until: Option<Instant>,
+    failed: BTreeMap<Kind, Failed>,
+}
+
+/// Slots of one kind could not be made.
+#[derive(Clone, Copy, Debug)]
+struct Failed {
+    times: u32,
+    blocked_until: Instant,
 }
 
 impl Demand {
@@ -66,8 +75,7 @@ impl Demand {
             standing,
             requests: VecDeque::new(),
             last_used: now,
-            failures: 0,
-            blocked_until: None,
+            failed: BTreeMap::new(),
         }
     }
 
@@ -106,36 +114,52 @@ impl Demand {
     }
 
     /// A slot of it was made.
-    pub(crate) fn succeeded(&mut self) {
-        self.failures = 0;
-        self.blocked_until = None;
+    pub(crate) fn succeeded(&mut self, kind: Kind) {
+        self.failed.remove(&kind);
     }
 
     /// A slot of it could not be made.
-    pub(crate) fn failed(&mut self, now: Instant) {
+    pub(crate) fn failed(&mut self, kind: Kind, now: Instant) {
         let (first, most) = BACKOFF;
-        let pause = first.saturating_mul(1 << self.failures.min(16)).min(most);
-        self.failures += 1;
-        self.blocked_until = Some(now + pause);
+        let times = self.failed.get(&kind).map_or(0, |failed| failed.times);
+        let pause = first.saturating_mul(1 << times.min(16)).min(most);
+        let failed = Failed {
+            times: times + 1,
+            blocked_until: now + pause,
+        };
+        self.failed.insert(kind, failed);
     }
 
-    /// The wishes that follow, for the snapshot `key`.
-    pub(crate) fn wants(&mut self, key: &str, warm: WarmCount, now: Instant) -> [Want; 2] {
+    fn is_blocked(&self, kind: Kind, now: Instant) -> bool {
+        let failed = self.failed.get(&kind);
+        failed.is_some_and(|failed| now < failed.blocked_until)
+    }
+
+    /// The wishes that follow, for the snapshot `key`, one of those that `shape` fits.
+    pub(crate) fn wants(
+        &mut self,
+        (key, shape): (&str, &str),
+        warm: WarmCount,
+        now: Instant,
+    ) -> [Want; 3] {
         self.forget_old(now);
         let warm = match warm {
             WarmCount::Fixed(count) => count,
             WarmCount::Auto => self.requests.len().clamp(*AUTO.start(), *AUTO.end()),
         };
-        let blocked = self.blocked_until.is_some_and(|until| now < until);
-        let want = |kind, count| Want {
+        let want = |key: &str, kind, count| Want {
             target: Target {
                 key: key.to_owned(),
                 kind,
             },
             count,
-            blocked,
+            blocked: self.is_blocked(kind, now),
         };
-        [want(Kind::Warm, warm), want(Kind::Bound, BOUND.min(warm))]
+        [
+            want(key, Kind::Warm, warm),
+            want(key, Kind::Bound, BOUND.min(warm)),
+            want(shape, Kind::Generic, GENERIC.min(warm)),
+        ]
     }
 }
 
@@ -146,7 +170,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn warm(demand: &mut Demand, setting: WarmCount, now: Instant) -> usize {
-        demand.wants("k", setting, now)[0].count
+        demand.wants(("k", "s"), setting, now)[0].count
     }
 
     #[test]
@@ -179,7 +203,7 @@ mod tests {
     fn nothing_waits_where_nothing_is_to() {
         let now = Instant::now();
         let mut demand = Demand::new(now, true);
-        let wants = demand.wants("k", WarmCount::Fixed(0), now);
+        let wants = demand.wants(("k", "s"), WarmCount::Fixed(0), now);
         assert!(wants.iter().all(|want| want.count == 0));
     }
 
@@ -201,14 +225,18 @@ mod tests {
         let mut tries = 0;
         let end = now + Duration::from_secs(3600);
         while now < end {
-            if !demand.wants("k", WarmCount::Auto, now)[0].blocked {
+            if !demand.wants(("k", "s"), WarmCount::Auto, now)[0].blocked {
                 tries += 1;
-                demand.failed(now);
+                demand.failed(Kind::Warm, now);
             }
             now += SECOND;
         }
         assert!((15..=22).contains(&tries), "{tries} tries in an hour");
-        demand.succeeded();
-        assert!(!demand.wants("k", WarmCount::Auto, now)[0].blocked);
+        assert!(
+            !demand.wants(("k", "s"), WarmCount::Auto, now)[1].blocked,
+            "another kind is not to blame"
+        );
+        demand.succeeded(Kind::Warm);
+        assert!(!demand.wants(("k", "s"), WarmCount::Auto, now)[0].blocked);
     }
 }

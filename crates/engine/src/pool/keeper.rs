@@ -3,14 +3,14 @@
 use super::rules::{self, Kind, Limit, Step, Target, View};
 use super::{Slot, Source, describe};
 use crate::EngineError;
-use crate::bake::link_layers;
+use crate::bake::Ingredients;
 use crate::engine::Engine;
 use crate::shims::{Shim, ShimProcess, log_last_words};
-use crate::spawn::{DISKS, Plan, end_of};
+use crate::spawn::{Plan, end_of, lay_out};
 use crate::{identity, ids};
 use pando_shim::spec::{self, Begin, ShimSpec, Wait};
-use pando_store::{SandboxDir, SnapshotKind};
-use pando_types::SandboxId;
+use pando_store::{SandboxDir, Snapshot, SnapshotKind};
+use pando_types::{SandboxId, Size, TemplateRef};
 use pando_wire::shim::State as ShimState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,11 +113,10 @@ impl Engine {
         let pool = &self.inner.pool;
         let shim = {
             let mut state = pool.lock();
-            let source = state.sources.get_mut(&target.key);
-            match (&made, source) {
-                (Ok(_), Some(source)) => source.demand.succeeded(),
+            match (&made, state.source(target)) {
+                (Ok(_), Some(source)) => source.demand.succeeded(target.kind),
                 (Err(error), Some(source)) => {
-                    source.demand.failed(now);
+                    source.demand.failed(target.kind, now);
                     let what = describe(&source.template, source.ingredients.size);
                     tracing::warn!(%what, kind = target.kind.as_str(), "a slot could not be made: {error}");
                 }
@@ -145,38 +144,28 @@ impl Engine {
     }
 
     async fn make(&self, id: &SandboxId, target: &Target) -> Result<Shim, EngineError> {
-        let source = self.inner.pool.lock().sources.get(&target.key).cloned();
+        let source = self.inner.pool.lock().source(target).cloned();
         let gone = || EngineError::SpawnFailed("its template is gone".to_owned());
         let Source { ingredients, .. } = source.ok_or_else(gone)?;
-        let snapshot = self.inner.bakery.find(&ingredients, SnapshotKind::Ready);
-        let snapshot = snapshot
-            .ok_or_else(|| EngineError::SpawnFailed("it is not baked any more".to_owned()))?;
         let dir = self.new_dir(id)?;
-        link_layers(&dir, &snapshot, &ingredients.base.root)
-            .map_err(|error| crate::shims::no_space_or(&error, "cannot lay out a slot"))?;
-        let slot = match target.kind {
-            Kind::Warm => (Wait::Warm, WARM_UP.as_slice()),
-            Kind::Bound => (Wait::Bound, [].as_slice()),
-        };
-        let programs = slot
-            .1
-            .iter()
-            .map(|argv| argv.iter().map(ToString::to_string).collect());
-        let slot = spec::Slot {
-            wait: slot.0,
-            key: target.key.clone(),
-            warm_up: programs.collect(),
-        };
-        let plan = Plan {
-            begin: Begin::Spawn {
-                clean_barrier: snapshot.manifest.clean_barrier,
-                mount: false,
+        let plan = match target.kind {
+            Kind::Warm | Kind::Bound => {
+                let snapshot = self.baked(&ingredients)?;
+                lay_out(&dir, &snapshot, &ingredients)?;
+                Plan::spawn(&snapshot, false)
+            }
+            // Which snapshot it is, the claim says.
+            Kind::Generic => Plan {
+                begin: Begin::Spawn {
+                    clean_barrier: true,
+                    mount: false,
+                },
+                machine: self.inner.bakery.machine(&ingredients),
+                disks: 0,
             },
-            machine: snapshot.manifest.machine.clone(),
-            disks: DISKS,
         };
         let spec = ShimSpec {
-            slot: Some(slot),
+            slot: Some(slot_spec(target)),
             ..self.spec(id, ingredients.size, &plan)
         };
         let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
@@ -187,6 +176,17 @@ impl Engine {
             .start(&dir, &spec, identity)
             .await?;
         waits(shim).await
+    }
+
+    fn baked(&self, ingredients: &Ingredients) -> Result<Snapshot, EngineError> {
+        let bakery = &self.inner.bakery;
+        let gone = || EngineError::SpawnFailed("it is not baked any more".to_owned());
+        let snapshot = bakery.find(ingredients, SnapshotKind::Ready);
+        let snapshot = snapshot.ok_or_else(gone)?;
+        // A bake that only slots are made from is in use all the same.
+        let key = bakery.key(ingredients, SnapshotKind::Ready);
+        bakery.bakes.mark_used(&key);
+        Ok(snapshot)
     }
 
     /// Notices a slot that dies while it waits.
@@ -255,10 +255,7 @@ impl Engine {
             let template = format!("{}:{}", row.name, row.tag).parse();
             let Ok(template) = template else { continue };
             // Not in the cache any more: the first request makes it again.
-            if let Ok(ingredients) = self
-                .ingredients_of(&row.root, pando_types::Size::DEFAULT)
-                .await
-            {
+            if let Ok(ingredients) = self.ingredients_of(&row.root, Size::DEFAULT).await {
                 self.stand(&template, &ingredients);
             }
         }
@@ -266,15 +263,11 @@ impl Engine {
     }
 
     /// Makes this wait from now on, if it is baked.
-    pub(crate) fn stand(
-        &self,
-        template: &pando_types::TemplateRef,
-        ingredients: &crate::bake::Ingredients,
-    ) {
+    pub(crate) fn stand(&self, template: &TemplateRef, ingredients: &Ingredients) {
         let bakery = &self.inner.bakery;
         if bakery.find(ingredients, SnapshotKind::Ready).is_some() {
-            let key = bakery.key(ingredients, SnapshotKind::Ready);
-            self.inner.pool.stand(&key, template, ingredients);
+            let keys = bakery.keys(ingredients);
+            self.inner.pool.stand(&keys, template, ingredients);
         }
     }
 
@@ -286,7 +279,7 @@ impl Engine {
         };
         {
             let mut state = self.inner.pool.lock();
-            if !state.sources.contains_key(&target.key) {
+            if state.source(&target).is_none() {
                 return false;
             }
             state.slots.push(Slot {
@@ -339,6 +332,22 @@ impl Engine {
     }
 }
 
+fn slot_spec(target: &Target) -> spec::Slot {
+    let (wait, programs) = match target.kind {
+        Kind::Warm => (Wait::Warm, WARM_UP.as_slice()),
+        Kind::Bound => (Wait::Bound, [].as_slice()),
+        Kind::Generic => (Wait::Generic, [].as_slice()),
+    };
+    let programs = programs.iter();
+    spec::Slot {
+        wait,
+        key: target.key.clone(),
+        warm_up: programs
+            .map(|argv| argv.iter().map(ToString::to_string).collect())
+            .collect(),
+    }
+}
+
 /// Waits until a slot waits.
 async fn waits(shim: Shim) -> Result<Shim, EngineError> {
     let ready = shim.ready().await?;
@@ -362,6 +371,7 @@ fn slot_of(dir: &SandboxDir) -> Option<Target> {
         kind: match slot.wait {
             Wait::Warm => Kind::Warm,
             Wait::Bound => Kind::Bound,
+            Wait::Generic => Kind::Generic,
         },
     })
 }

@@ -15,8 +15,9 @@ use crate::request::{PoolSlots, PoolStatus};
 use crate::shims::Shim;
 use demand::Demand;
 use pando_types::{SandboxId, Size, TemplateRef};
+pub(crate) use rules::Kind;
 use rules::{Have, Limit, Target, View};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -32,7 +33,7 @@ pub struct PoolConfig {
 }
 
 /// What was made of what waits, for the counters.
-const KINDS: [&str; 3] = ["warm", "bound", "none"];
+const KINDS: [&str; 4] = ["warm", "bound", "generic", "none"];
 
 /// The slots of a daemon.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ struct State {
 pub(crate) struct Source {
     pub(crate) template: TemplateRef,
     pub(crate) ingredients: Ingredients,
+    /// The key of all snapshots of its size.
+    shape: String,
     demand: Demand,
 }
 
@@ -78,7 +81,14 @@ struct Slot {
 pub(crate) struct Taken {
     pub(crate) id: SandboxId,
     pub(crate) shim: Arc<Shim>,
-    pub(crate) kind: &'static str,
+    pub(crate) kind: Kind,
+}
+
+/// Names a snapshot, and all that have its size.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    pub(crate) snapshot: String,
+    pub(crate) shape: String,
 }
 
 /// Held while a sandbox is started for a request; the pool yields to it.
@@ -137,13 +147,13 @@ impl Pool {
     /// since [`Self::forgets`] was `forgets`.
     pub(crate) fn asked(
         &self,
-        key: &str,
+        keys: &Keys,
         template: &TemplateRef,
         ingredients: &Ingredients,
         forgets: u64,
     ) {
         if self.forgets() == forgets {
-            self.source(key, template, ingredients, |demand, now| demand.asked(now));
+            self.source(keys, template, ingredients, |demand, now| demand.asked(now));
         }
     }
 
@@ -153,14 +163,14 @@ impl Pool {
     }
 
     /// This is a template's usual size: the first request is not to wait.
-    pub(crate) fn stand(&self, key: &str, template: &TemplateRef, ingredients: &Ingredients) {
-        self.source(key, template, ingredients, |demand, _| demand.stand());
+    pub(crate) fn stand(&self, keys: &Keys, template: &TemplateRef, ingredients: &Ingredients) {
+        self.source(keys, template, ingredients, |demand, _| demand.stand());
         self.wake.notify_one();
     }
 
     fn source(
         &self,
-        key: &str,
+        keys: &Keys,
         template: &TemplateRef,
         ingredients: &Ingredients,
         change: impl FnOnce(&mut Demand, Instant),
@@ -173,9 +183,13 @@ impl Pool {
         let new = || Source {
             template: template.clone(),
             ingredients: ingredients.clone(),
+            shape: keys.shape.clone(),
             demand: Demand::new(now, false),
         };
-        let source = state.sources.entry(key.to_owned()).or_insert_with(new);
+        let source = state
+            .sources
+            .entry(keys.snapshot.clone())
+            .or_insert_with(new);
         change(&mut source.demand, now);
     }
 
@@ -207,7 +221,7 @@ impl Pool {
         Some(Taken {
             id: slot.id,
             shim: slot.shim?,
-            kind: slot.target.kind.as_str(),
+            kind: slot.target.kind,
         })
     }
 
@@ -228,13 +242,21 @@ impl Pool {
             ..
         } = &mut *state;
         for (key, source) in sources {
-            for want in source.demand.wants(key, warm, now) {
+            for want in source.demand.wants((key, &source.shape), warm, now) {
+                let generic = want.target.kind == Kind::Generic;
+                if generic
+                    && slots.iter().any(|slots: &PoolSlots| {
+                        slots.template.is_none() && slots.size == source.ingredients.size
+                    })
+                {
+                    continue;
+                }
                 let waiting = had
                     .iter()
                     .filter(|slot| slot.target == want.target && slot.shim.is_some())
                     .count();
                 slots.push(PoolSlots {
-                    template: Some(source.template.to_string()),
+                    template: (!generic).then(|| source.template.to_string()),
                     size: source.ingredients.size,
                     kind: want.target.kind.as_str(),
                     waiting,
@@ -256,6 +278,17 @@ impl Pool {
 }
 
 impl State {
+    /// What a slot is made from: for one that fits any snapshot, any of its size.
+    fn source(&mut self, target: &Target) -> Option<&mut Source> {
+        match target.kind {
+            Kind::Generic => self
+                .sources
+                .values_mut()
+                .find(|source| source.shape == target.key),
+            Kind::Warm | Kind::Bound => self.sources.get_mut(&target.key),
+        }
+    }
+
     /// What a decision depends on, without what the host says of itself.
     fn view(&mut self, warm: WarmCount, now: Instant) -> View<SandboxId> {
         self.sources.retain(|_, source| !source.demand.is_over(now));
@@ -263,8 +296,11 @@ impl State {
         sources.sort_by_key(|(_, source)| std::cmp::Reverse(source.demand.last_used()));
         let mut wants: Vec<_> = sources
             .into_iter()
-            .flat_map(|(key, source)| source.demand.wants(key, warm, now))
+            .flat_map(|(key, source)| source.demand.wants((key, &source.shape), warm, now))
             .collect();
+        // Several snapshots of a size share what fits them all.
+        let mut seen = BTreeSet::new();
+        wants.retain(|want| seen.insert(want.target.clone()));
         // Each one's warm clones before anybody's second best.
         wants.sort_by_key(|want| want.target.kind);
         let haves = self.slots.iter().map(|slot| Have {

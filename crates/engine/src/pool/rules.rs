@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Warm,
     /// A VMM with a snapshot's layers open: only the load is missing.
     Bound,
+    /// A VMM that fits any snapshot of one size.
+    Generic,
 }
 
 impl Kind {
@@ -28,6 +30,7 @@ impl Kind {
         match self {
             Self::Warm => "warm",
             Self::Bound => "bound",
+            Self::Generic => "generic",
         }
     }
 
@@ -36,7 +39,7 @@ impl Kind {
     pub(crate) fn cost_bytes(self) -> u64 {
         match self {
             Self::Warm => 96 << 20,
-            Self::Bound => 40 << 20,
+            Self::Bound | Self::Generic => 40 << 20,
         }
     }
 }
@@ -56,7 +59,7 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// What a slot is made from, and how far.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
-    /// The snapshot's key.
+    /// The snapshot's key; of a generic one the key of all snapshots that it fits.
     pub(crate) key: String,
     /// How far.
     pub(crate) kind: Kind,
@@ -159,7 +162,8 @@ pub(crate) fn next<I: Clone>(view: &View<I>) -> Step<I> {
             None => rest(view, missing(view).map(|_| Limit::Memory)),
         };
     }
-    let Some(want) = missing(view) else {
+    let filling = view.haves.iter().filter(|have| !have.waiting).count();
+    let Some(want) = missing(view).filter(|_| filling < at_once(view.cpus)) else {
         return rest(view, None);
     };
     match obstacle(view, want) {
@@ -218,8 +222,8 @@ fn missing<I>(view: &View<I>) -> Option<&Want> {
 
 /// Why this cannot be filled now.
 fn obstacle<I>(view: &View<I>, want: &Want) -> Option<Limit> {
-    let filling = || view.haves.iter().filter(|have| !have.waiting);
-    let under_way: u64 = filling().map(|have| have.target.kind.cost_bytes()).sum();
+    let filling = view.haves.iter().filter(|have| !have.waiting);
+    let under_way: u64 = filling.map(|have| have.target.kind.cost_bytes()).sum();
     let needed = view.memory_reserve_bytes + under_way + want.target.kind.cost_bytes();
     let busy = view.spawns > 0 || view.quiet < QUIET;
     if want.blocked {
@@ -228,7 +232,7 @@ fn obstacle<I>(view: &View<I>, want: &Want) -> Option<Limit> {
         Some(Limit::Memory)
     } else if view.disk_free_bytes < DISK_RESERVE_BYTES {
         Some(Limit::Disk)
-    } else if filling().count() >= at_once(view.cpus) || (busy && view.put_off < PATIENCE) {
+    } else if busy && view.put_off < PATIENCE {
         Some(Limit::Requests)
     } else {
         None

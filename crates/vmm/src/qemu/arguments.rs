@@ -4,9 +4,9 @@
 //! the devices here and their order are [`DEVICE_SET`]. A change needs a new
 //! name for the set, and makes older snapshots unusable but for their disk.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use pando_types::Accelerator;
+use pando_types::{Accelerator, Size};
 use serde_json::json;
 
 use super::config::{QemuConfig, Start};
@@ -19,8 +19,7 @@ pub const MACHINE: &str = "microvm,acpi=on,firmware=qboot.rom,x-option-roms=off,
                            rtc=on,isa-serial=on,pcie=off,usb=off,graphics=off";
 
 /// Properties of the machine that the guest cannot see.
-const MACHINE_HOST: &str =
-    "mem-merge=off,dump-guest-core=off,suppress-vmdesc=on,memory-backend=ram";
+const MACHINE_HOST: &str = "mem-merge=off,dump-guest-core=off,suppress-vmdesc=on";
 
 /// Name of the set of devices below.
 pub const DEVICE_SET: &str = "1";
@@ -50,9 +49,15 @@ pub(super) mod descriptor {
     pub(in crate::qemu) const CONSOLE: i32 = 7;
 }
 
-/// The node of the disk layer with this index, counted from the lowest.
+/// The node of the disk that is written: 0 at the start, one more after each snapshot.
+/// It does not depend on how many layers are below, which an unbound VM does not know.
 pub(super) fn disk_node(index: usize) -> String {
     format!("disk-{index}")
+}
+
+/// The node of a layer below, counted from the lowest.
+fn lower_node(index: usize) -> String {
+    format!("lower-{index}")
 }
 
 /// All of QEMU's arguments.
@@ -60,8 +65,8 @@ pub(super) fn arguments(config: &QemuConfig) -> Result<Vec<String>, LaunchError>
     let mut arguments = machine(config)?;
     arguments.extend(start(config)?);
     arguments.extend(character_devices());
-    arguments.extend(block_nodes(config)?);
-    arguments.extend(devices(config.disk.len()));
+    arguments.extend(block_options(config)?);
+    arguments.extend(devices());
     Ok(arguments)
 }
 
@@ -99,46 +104,63 @@ fn machine(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
 }
 
 fn start(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
-    let mut memory = json!({
-        "qom-type": "memory-backend-file",
-        "id": "ram",
-        "size": u64::from(config.size.memory_mib()) << 20,
-        "mem-path": utf8(config.start.memory())?,
-        "share": false,
-        "dump": false,
-        "merge": false,
-    });
     let mut arguments = Vec::new();
     match &config.start {
         Start::Cold {
             kernel,
             initrd,
             command_line,
-            keep,
             ..
         } => {
-            match keep {
-                true => memory["share"] = true.into(),
-                false => private(&mut memory),
-            }
             arguments.extend(option("kernel", utf8(kernel)?));
             arguments.extend(option("initrd", utf8(initrd)?));
             arguments.extend(option("append", command_line.as_str()));
         }
-        Start::Load { .. } => {
-            private(&mut memory);
-            arguments.extend(option("incoming", "defer"));
-            arguments.extend(option("global", "migration.send-configuration=off"));
+        Start::Load { .. } => arguments.extend(incoming()),
+        Start::Unbound => {
+            arguments.extend(flags(&["preconfig"]));
+            arguments.extend(incoming());
         }
     }
-    arguments.extend(option("object", memory.to_string()));
+    if let Some(file) = config.start.memory() {
+        let keep = matches!(config.start, Start::Cold { keep: true, .. });
+        let memory = memory(file, config.size, keep)?;
+        arguments.extend(option("object", memory.to_string()));
+        arguments.extend(option("machine", format!("memory-backend={MEMORY}")));
+    }
     Ok(arguments)
 }
 
-/// The file is only read; what the VM writes is its own.
-fn private(memory: &mut serde_json::Value) {
-    memory["readonly"] = true.into();
-    memory["rom"] = "off".into();
+fn incoming() -> Vec<String> {
+    let mut arguments = Vec::from(option("incoming", "defer"));
+    arguments.extend(option("global", "migration.send-configuration=off"));
+    arguments
+}
+
+/// Name of the memory's object.
+pub(super) const MEMORY: &str = "ram";
+
+/// The memory's object. The file is only read and what the VM writes is its own, unless
+/// the file is to `keep` it.
+pub(super) fn memory(
+    file: &Path,
+    size: Size,
+    keep: bool,
+) -> Result<serde_json::Value, LaunchError> {
+    let mut memory = json!({
+        "qom-type": "memory-backend-file",
+        "id": MEMORY,
+        "size": u64::from(size.memory_mib()) << 20,
+        "mem-path": utf8(file)?,
+        "share": keep,
+        "dump": false,
+        "merge": false,
+    });
+    if !keep {
+        memory["readonly"] = true.into();
+        memory["rom"] = "off".into();
+    }
+    Ok(memory)
 }
 
 fn character_devices() -> Vec<String> {
@@ -155,31 +177,43 @@ fn character_devices() -> Vec<String> {
     .collect()
 }
 
-/// The read-only layers take no locks: they never change, and whoever made one
-/// may still hold it open.
-fn block_nodes(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
+fn block_options(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
+    if let Start::Unbound = config.start {
+        return Ok(Vec::new());
+    }
+    let Some((top, lower)) = config.disk.split_last() else {
+        return Err(LaunchError::NoDisk);
+    };
+    let nodes = block_nodes(&config.root, lower, utf8(top)?)?;
+    let options = nodes
+        .into_iter()
+        .flat_map(|node| option("blockdev", node.to_string()));
+    Ok(options.collect())
+}
+
+/// The nodes of root image and disk. The read-only layers take no locks: they never
+/// change, and whoever made one may still hold it open.
+pub(super) fn block_nodes(
+    root: &Path,
+    lower: &[PathBuf],
+    top: &str,
+) -> Result<Vec<serde_json::Value>, LaunchError> {
     let root = [
         json!({
-            "driver": "file", "node-name": "root-file", "filename": utf8(&config.root)?,
+            "driver": "file", "node-name": "root-file", "filename": utf8(root)?,
             "read-only": true, "locking": "off",
         }),
         json!({ "driver": "raw", "node-name": "root", "file": "root-file", "read-only": true }),
     ];
     let mut nodes = Vec::from(root);
-    let top = config.disk.len().saturating_sub(1);
-    for (index, path) in config.disk.iter().enumerate() {
-        let backing = index.checked_sub(1).map(disk_node);
-        nodes.extend(disk_layer(
-            utf8(path)?,
-            index,
-            backing.as_deref(),
-            index == top,
-        ));
+    let mut below: Option<String> = None;
+    for (index, path) in lower.iter().enumerate() {
+        let node = lower_node(index);
+        nodes.extend(disk_layer(&node, utf8(path)?, below.as_deref(), false));
+        below = Some(node);
     }
-    Ok(nodes
-        .into_iter()
-        .flat_map(|node| option("blockdev", node.to_string()))
-        .collect())
+    nodes.extend(disk_layer(&disk_node(0), top, below.as_deref(), true));
+    Ok(nodes)
 }
 
 /// The file node and the format node of one layer.
@@ -187,12 +221,11 @@ fn block_nodes(config: &QemuConfig) -> Result<Vec<String>, LaunchError> {
 /// `no-flush` on both: else stopping the VM would flush up to 400 ms of writes
 /// within the pause. A layer is synced when it is sealed.
 pub(super) fn disk_layer(
+    node: &str,
     path: &str,
-    index: usize,
     backing: Option<&str>,
     writable: bool,
 ) -> [serde_json::Value; 2] {
-    let node = disk_node(index);
     let file = format!("{node}-file");
     let cache = json!({ "no-flush": true });
     [
@@ -207,7 +240,7 @@ pub(super) fn disk_layer(
     ]
 }
 
-fn devices(layers: usize) -> Vec<String> {
+fn devices() -> Vec<String> {
     let network = json!({
         "type": "dgram", "id": "net",
         "local": { "type": "fd", "str": descriptor::NIC.to_string() },
@@ -216,10 +249,7 @@ fn devices(layers: usize) -> Vec<String> {
     arguments.extend(option("object", "rng-builtin,id=rng"));
     for device in [
         "virtio-blk-device,drive=root,id=root-device".to_owned(),
-        format!(
-            "virtio-blk-device,drive={},id=disk-device",
-            disk_node(layers.saturating_sub(1))
-        ),
+        format!("virtio-blk-device,drive={},id=disk-device", disk_node(0)),
         "virtio-serial-device,max_ports=3".to_owned(),
         "virtserialport,chardev=ctl,name=pando.ctl,nr=1".to_owned(),
         "virtserialport,chardev=data,name=pando.data,nr=2".to_owned(),

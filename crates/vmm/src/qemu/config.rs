@@ -28,15 +28,34 @@ pub enum Start {
         /// The snapshot's memory file, which is only read: what the VM writes is its own.
         memory: PathBuf,
     },
+    /// It is not known yet: [`super::Qemu::bind`] must follow, then [`crate::Vmm::load`].
+    /// Of the configuration's disk there is the last layer only, which will be written, and
+    /// `root` is not looked at.
+    Unbound,
 }
 
 impl Start {
-    /// The memory file.
-    pub fn memory(&self) -> &PathBuf {
+    /// The memory file, where it is known.
+    pub fn memory(&self) -> Option<&PathBuf> {
         match self {
-            Self::Cold { memory, .. } | Self::Load { memory } => memory,
+            Self::Cold { memory, .. } | Self::Load { memory } => Some(memory),
+            Self::Unbound => None,
         }
     }
+}
+
+/// What an unbound VM is bound to: the files of a snapshot. All are in its slot, which is
+/// all that its QEMU can read.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    /// The snapshot's memory file.
+    pub memory: PathBuf,
+    /// The template's root image.
+    pub root: PathBuf,
+    /// The layers of the writable disk that are only read, the lowest first.
+    pub lower: Vec<PathBuf>,
+    /// Where the layer that is written is now: the file of the start, perhaps renamed.
+    pub top: PathBuf,
 }
 
 /// QEMU's ends of the socket pairs between it and this process. They must be

@@ -135,10 +135,10 @@ fn policy(config: &QemuConfig) -> Policy {
     }
     // QEMU tries out what kinds of file locks there are on it.
     policy = policy.allow(Path::new("/dev/null"), Access::Write);
-    policy = policy
-        .allow(&config.slot, Access::Read)
-        .allow(&config.root, Access::Read);
+    policy = policy.allow(&config.slot, Access::Read);
     policy = match &config.start {
+        // What comes later is in the slot.
+        Start::Unbound => policy,
         Start::Cold {
             kernel,
             initrd,
@@ -150,6 +150,9 @@ fn policy(config: &QemuConfig) -> Policy {
             .allow(memory, Access::Write),
         Start::Load { memory } => policy.allow(memory, Access::Read),
     };
+    if !matches!(config.start, Start::Unbound) {
+        policy = policy.allow(&config.root, Access::Read);
+    }
     let top = config.disk.len().saturating_sub(1);
     config
         .disk

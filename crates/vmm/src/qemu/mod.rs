@@ -11,19 +11,20 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pando_sys::memory::GuestMemory;
 use pando_sys::readiness::Readiness;
 use pando_sys::spawn::Child;
+use pando_types::Size;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
 pub use arguments::{CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, MACHINE, TB_SIZE_MIB};
 pub use command_line::{BakePoint, CommandLine};
-pub use config::{Channels, Jail, QemuConfig, Start};
+pub use config::{Binding, Channels, Jail, QemuConfig, Start};
 
 use crate::error::{LaunchError, VmmError};
 use crate::event::{ShutdownReason, VmEvent, VmExit};
@@ -48,7 +49,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct Qemu {
     child: Arc<Child>,
     qmp: Arc<Qmp>,
-    memory: Arc<GuestMemory>,
+    memory: OnceLock<Arc<GuestMemory>>,
+    size: Size,
     layers: Vec<String>,
     console: Tail,
     exit: watch::Receiver<Option<VmExit>>,
@@ -100,7 +102,8 @@ impl Qemu {
         let launched = launch::launch(&config)?;
         let child = Arc::new(launched.child);
         let kill_on_error = KillOnDrop(Some(Arc::clone(&child)));
-        let memory = GuestMemory::open(child.pid(), config.start.memory());
+        let memory = config.start.memory();
+        let memory = memory.map(|file| GuestMemory::open(child.pid(), file));
 
         let (qmp, qmp_task) = Qmp::new(launched.qmp);
         let qmp = Arc::new(qmp);
@@ -133,24 +136,59 @@ impl Qemu {
             Err(VmmError::Ended) => return Err(ended(&mut exit).await),
             Err(error) => return Err(LaunchError::Control(error)),
         }
-        let top = config.disk.len().saturating_sub(1);
         let path = config.disk.into_iter().next_back().unwrap_or_default();
-        let memory = Arc::new(memory?);
+        let memory = match memory.transpose()? {
+            Some(memory) => OnceLock::from(Arc::new(memory)),
+            None => OnceLock::new(),
+        };
         kill_on_error.disarm();
         Ok(Self {
             child,
             qmp,
             memory,
+            size: config.size,
             layers: launched.layers,
             console,
             exit,
             disk: Mutex::new(DiskTop {
-                index: top,
+                index: 0,
                 path,
-                next: top + 1,
+                next: 1,
             }),
             next_set: AtomicU64::new(0),
         })
+    }
+
+    /// Gives an unbound VM its memory and disks, and makes its devices; it is then where
+    /// one that was launched to be loaded is.
+    ///
+    /// # Errors
+    /// A file cannot be used; the VM is of no use then.
+    pub async fn bind(&self, binding: &Binding) -> Result<(), VmmError> {
+        let malformed = |_| VmmError::Path(binding.memory.clone());
+        let memory = arguments::memory(&binding.memory, self.size, false).map_err(malformed)?;
+        self.qmp.execute("object-add", memory).await?;
+        let backend = json!({
+            "path": "/machine", "property": "memory-backend",
+            "value": format!("/objects/{}", arguments::MEMORY),
+        });
+        self.qmp.execute("qom-set", backend).await?;
+        let top = utf8(&binding.top)?;
+        let nodes =
+            arguments::block_nodes(&binding.root, &binding.lower, top).map_err(malformed)?;
+        for node in nodes {
+            self.qmp.execute("blockdev-add", node).await?;
+        }
+        self.disk
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .path
+            .clone_from(&binding.top);
+        self.command("x-exit-preconfig").await?;
+        let opened = GuestMemory::open(self.child.pid(), &binding.memory)?;
+        // Bound once: QEMU refuses to leave that state again.
+        let _ = self.memory.set(Arc::new(opened));
+        Ok(())
     }
 
     /// Gives QEMU descriptors under one path. Its jail lets it open no file for
@@ -259,8 +297,9 @@ impl Vmm for Qemu {
         let write = open(path, File::options().read(true).write(true))?;
         let read = open(path, File::options().read(true))?;
         let set = self.give(&[write, read]).await?;
+        let node = arguments::disk_node(index);
         // Without a lower layer: the switch below puts it on the current one.
-        for node in arguments::disk_layer(&set.path(), index, None, true) {
+        for node in arguments::disk_layer(&node, &set.path(), None, true) {
             self.qmp.execute("blockdev-add", node).await?;
         }
         Ok(PreparedOverlay {
@@ -281,8 +320,11 @@ impl Vmm for Qemu {
         Ok(std::mem::replace(&mut top.path, overlay.path))
     }
 
-    fn guest_memory(&self) -> Arc<GuestMemory> {
-        Arc::clone(&self.memory)
+    fn guest_memory(&self) -> Result<Arc<GuestMemory>, VmmError> {
+        self.memory.get().cloned().ok_or_else(|| VmmError::State {
+            wanted: "bound",
+            found: "unbound".to_owned(),
+        })
     }
 
     fn pid(&self) -> u32 {

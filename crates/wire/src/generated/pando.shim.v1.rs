@@ -576,6 +576,14 @@ pub struct ClaimRequest {
         ::buffa::alloc::string::String,
         ::buffa::alloc::string::String,
     >,
+    /// For a slot that fits any snapshot: the one whose layers are in its directory now.
+    ///
+    /// Field 4: `bind`
+    #[serde(
+        rename = "bind",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_unset_message_field"
+    )]
+    pub bind: ::buffa::MessageField<Bind, ::buffa::Inline<Bind>>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -586,6 +594,7 @@ impl ::core::fmt::Debug for ClaimRequest {
             .field("hostname", &self.hostname)
             .field("machine_id", &self.machine_id)
             .field("env", &self.env)
+            .field("bind", &self.bind)
             .finish()
     }
 }
@@ -612,7 +621,7 @@ impl ::buffa::Message for ClaimRequest {
     /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
     /// points reject, never a silently wrapped size.
     #[allow(clippy::let_and_return)]
-    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+    fn compute_size(&self, __cache: &mut ::buffa::SizeCache) -> u32 {
         #[allow(unused_imports)]
         use ::buffa::Enumeration as _;
         let mut size = 0u64;
@@ -628,12 +637,20 @@ impl ::buffa::Message for ClaimRequest {
                 ::buffa::map_codec::Str,
                 _,
             >(&self.env, 1u64);
+        if self.bind.is_set() {
+            let __slot = __cache.reserve();
+            let inner_size = self.bind.compute_size(__cache);
+            __cache.set(__slot, inner_size);
+            size
+                += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
+                    + inner_size as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
     fn write_to(
         &self,
-        _cache: &mut ::buffa::SizeCache,
+        __cache: &mut ::buffa::SizeCache,
         buf: &mut impl ::buffa::EncodeSink,
     ) {
         #[allow(unused_imports)]
@@ -649,6 +666,14 @@ impl ::buffa::Message for ClaimRequest {
             ::buffa::map_codec::Str,
             _,
         >(&self.env, 3u32, buf);
+        if self.bind.is_set() {
+            ::buffa::types::put_len_delimited_header(
+                4u32,
+                u64::from(__cache.consume_next()),
+                buf,
+            );
+            self.bind.write_to(__cache, buf);
+        }
         self.__buffa_unknown_fields.write_to(buf);
     }
     fn merge_field(
@@ -687,6 +712,17 @@ impl ::buffa::Message for ClaimRequest {
                     _,
                 >(&mut self.env, buf, ctx)?;
             }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::Message::merge_length_delimited(
+                    self.bind.get_or_insert_default(),
+                    buf,
+                    ctx,
+                )?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -698,6 +734,7 @@ impl ::buffa::Message for ClaimRequest {
         self.hostname.clear();
         self.machine_id.clear();
         self.env.clear();
+        self.bind = ::buffa::MessageField::none();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -728,6 +765,183 @@ pub const __CLAIM_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buf
     type_url: "type.googleapis.com/pando.shim.v1.ClaimRequest",
     to_json: ::buffa::type_registry::any_to_json::<ClaimRequest>,
     from_json: ::buffa::type_registry::any_from_json::<ClaimRequest>,
+    is_wkt: false,
+};
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct Bind {
+    /// The snapshot was taken at a quiet channel.
+    ///
+    /// Field 1: `clean_barrier`
+    #[serde(
+        rename = "cleanBarrier",
+        alias = "clean_barrier",
+        with = "::buffa::json_helpers::proto_bool",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
+    )]
+    pub clean_barrier: bool,
+    /// The disk is not mounted in it.
+    ///
+    /// Field 2: `mount`
+    #[serde(
+        rename = "mount",
+        with = "::buffa::json_helpers::proto_bool",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
+    )]
+    pub mount: bool,
+    /// Layers of the writable disk; the last is made if it is missing.
+    ///
+    /// Field 3: `disks`
+    #[serde(
+        rename = "disks",
+        with = "::buffa::json_helpers::uint32",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
+    )]
+    pub disks: u32,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for Bind {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("Bind")
+            .field("clean_barrier", &self.clean_barrier)
+            .field("mount", &self.mount)
+            .field("disks", &self.disks)
+            .finish()
+    }
+}
+impl Bind {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Bind";
+}
+::buffa::impl_default_instance!(Bind);
+impl ::buffa::MessageName for Bind {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "Bind";
+    const FULL_NAME: &'static str = "pando.shim.v1.Bind";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Bind";
+}
+impl ::buffa::Message for Bind {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if self.clean_barrier {
+            size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+        }
+        if self.mount {
+            size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+        }
+        if self.disks != 0u32 {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(self.disks) as u64;
+        }
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if self.clean_barrier {
+            ::buffa::types::put_bool_field(1u32, self.clean_barrier, buf);
+        }
+        if self.mount {
+            ::buffa::types::put_bool_field(2u32, self.mount, buf);
+        }
+        if self.disks != 0u32 {
+            ::buffa::types::put_uint32_field(3u32, self.disks, buf);
+        }
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.clean_barrier = ::buffa::types::decode_bool(buf)?;
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.mount = ::buffa::types::decode_bool(buf)?;
+            }
+            3u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disks = ::buffa::types::decode_uint32(buf)?;
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.clean_barrier = false;
+        self.mount = false;
+        self.disks = 0u32;
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for Bind {
+    const PROTO_FQN: &'static str = "pando.shim.v1.Bind";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for Bind {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __BIND_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.Bind",
+    to_json: ::buffa::type_registry::any_to_json::<Bind>,
+    from_json: ::buffa::type_registry::any_from_json::<Bind>,
     is_wkt: false,
 };
 #[derive(Clone, PartialEq, Default)]
@@ -6214,6 +6428,12 @@ pub mod __buffa {
             ///
             /// Field 3: `env` (map)
             pub env: ::buffa::MapView<'a, &'a str, &'a str>,
+            /// For a slot that fits any snapshot: the one whose layers are in its directory now.
+            ///
+            /// Field 4: `bind`
+            pub bind: ::buffa::MessageFieldView<
+                super::super::__buffa::view::BindView<'a>,
+            >,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ClaimRequestView<'a> {
@@ -6265,6 +6485,31 @@ pub mod __buffa {
                             ::buffa::encoding::WireType::LengthDelimited,
                         )?;
                         view.machine_id = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let __sub_ctx = ctx.descend()?;
+                        let sub = ::buffa::types::borrow_bytes(&mut cur)?;
+                        match view.bind.as_mut() {
+                            Some(existing) => {
+                                ::buffa::MessageView::merge_into_view(
+                                    existing,
+                                    sub,
+                                    __sub_ctx,
+                                )?
+                            }
+                            None => {
+                                view.bind = ::buffa::MessageFieldView::set(
+                                    <super::super::__buffa::view::BindView as ::buffa::MessageView>::decode_view_ctx(
+                                        sub,
+                                        __sub_ctx,
+                                    )?,
+                                );
+                            }
+                        }
                     }
                     3u32 => {
                         ::buffa::encoding::check_wire_type(
@@ -6345,6 +6590,15 @@ pub mod __buffa {
                         .iter()
                         .map(|(k, v)| (k.to_string(), v.to_string()))
                         .collect(),
+                    bind: match self.bind.as_option() {
+                        Some(v) => {
+                            ::buffa::MessageField::<
+                                super::super::Bind,
+                                ::buffa::Inline<super::super::Bind>,
+                            >::some(v.to_owned_from_source(__buffa_src)?)
+                        }
+                        None => ::buffa::MessageField::none(),
+                    },
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -6355,7 +6609,7 @@ pub mod __buffa {
         }
         impl<'a> ::buffa::ViewEncode<'a> for ClaimRequestView<'a> {
             #[allow(clippy::needless_borrow, clippy::let_and_return)]
-            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+            fn compute_size(&self, __cache: &mut ::buffa::SizeCache) -> u32 {
                 #[allow(unused_imports)]
                 use ::buffa::Enumeration as _;
                 let mut size = 0u64;
@@ -6379,13 +6633,21 @@ pub mod __buffa {
                         += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
                             + entry_size;
                 }
+                if self.bind.is_set() {
+                    let __slot = __cache.reserve();
+                    let inner_size = self.bind.compute_size(__cache);
+                    __cache.set(__slot, inner_size);
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
+                            + inner_size as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
             #[allow(clippy::needless_borrow)]
             fn write_to(
                 &self,
-                _cache: &mut ::buffa::SizeCache,
+                __cache: &mut ::buffa::SizeCache,
                 buf: &mut impl ::buffa::EncodeSink,
             ) {
                 #[allow(unused_imports)]
@@ -6418,6 +6680,14 @@ pub mod __buffa {
                         )
                         .encode(buf);
                     ::buffa::types::encode_string(v, buf);
+                }
+                if self.bind.is_set() {
+                    ::buffa::types::put_len_delimited_header(
+                        4u32,
+                        u64::from(__cache.consume_next()),
+                        buf,
+                    );
+                    self.bind.write_to(__cache, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -6465,6 +6735,11 @@ pub mod __buffa {
                         }
                     }
                     __map.serialize_entry("env", &_WM(&self.env))?;
+                }
+                {
+                    if let ::core::option::Option::Some(__v) = self.bind.as_option() {
+                        __map.serialize_entry("bind", __v)?;
+                    }
                 }
                 __map.end()
             }
@@ -6578,6 +6853,15 @@ pub mod __buffa {
             pub fn env(&self) -> &::buffa::MapView<'_, &'_ str, &'_ str> {
                 &self.0.reborrow().env
             }
+            /// For a slot that fits any snapshot: the one whose layers are in its directory now.
+            ///
+            /// Field 4: `bind`
+            #[must_use]
+            pub fn bind(
+                &self,
+            ) -> &::buffa::MessageFieldView<super::super::__buffa::view::BindView<'_>> {
+                &self.0.reborrow().bind
+            }
         }
         impl ::core::convert::From<::buffa::OwnedView<ClaimRequestView<'static>>>
         for ClaimRequestOwnedView {
@@ -6602,6 +6886,325 @@ pub mod __buffa {
             type ViewHandle = ClaimRequestOwnedView;
         }
         impl ::serde::Serialize for ClaimRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct BindView<'a> {
+            /// The snapshot was taken at a quiet channel.
+            ///
+            /// Field 1: `clean_barrier`
+            pub clean_barrier: bool,
+            /// The disk is not mounted in it.
+            ///
+            /// Field 2: `mount`
+            pub mount: bool,
+            /// Layers of the writable disk; the last is made if it is missing.
+            ///
+            /// Field 3: `disks`
+            pub disks: u32,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for BindView<'a> {
+            type Owned = super::super::Bind;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.clean_barrier = ::buffa::types::decode_bool(&mut cur)?;
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.mount = ::buffa::types::decode_bool(&mut cur)?;
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disks = ::buffa::types::decode_uint32(&mut cur)?;
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<super::super::Bind, ::buffa::DecodeError> {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<super::super::Bind, ::buffa::DecodeError> {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::Bind {
+                    clean_barrier: self.clean_barrier,
+                    mount: self.mount,
+                    disks: self.disks,
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for BindView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if self.clean_barrier {
+                    size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+                }
+                if self.mount {
+                    size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+                }
+                if self.disks != 0u32 {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(self.disks) as u64;
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if self.clean_barrier {
+                    ::buffa::types::put_bool_field(1u32, self.clean_barrier, buf);
+                }
+                if self.mount {
+                    ::buffa::types::put_bool_field(2u32, self.mount, buf);
+                }
+                if self.disks != 0u32 {
+                    ::buffa::types::put_uint32_field(3u32, self.disks, buf);
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for BindView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if self.clean_barrier {
+                    __map.serialize_entry("cleanBarrier", &self.clean_barrier)?;
+                }
+                if self.mount {
+                    __map.serialize_entry("mount", &self.mount)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u32(&self.disks) {
+                    __map
+                        .serialize_entry(
+                            "disks",
+                            &::buffa::json_helpers::ProtoJson(&self.disks),
+                        )?;
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for BindView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "Bind";
+            const FULL_NAME: &'static str = "pando.shim.v1.Bind";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Bind";
+        }
+        ::buffa::impl_default_view_instance!(BindView);
+        ::buffa::impl_view_reborrow!(BindView);
+        /** Self-contained, `'static` owned view of a `Bind` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`BindView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`BindView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct BindOwnedView(::buffa::OwnedView<BindView<'static>>);
+        impl BindOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BindOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BindOwnedView(::buffa::OwnedView::decode_with_options(bytes, opts)?),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::Bind,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BindOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`BindView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &BindView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::Bind {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// The snapshot was taken at a quiet channel.
+            ///
+            /// Field 1: `clean_barrier`
+            #[must_use]
+            pub fn clean_barrier(&self) -> bool {
+                self.0.reborrow().clean_barrier
+            }
+            /// The disk is not mounted in it.
+            ///
+            /// Field 2: `mount`
+            #[must_use]
+            pub fn mount(&self) -> bool {
+                self.0.reborrow().mount
+            }
+            /// Layers of the writable disk; the last is made if it is missing.
+            ///
+            /// Field 3: `disks`
+            #[must_use]
+            pub fn disks(&self) -> u32 {
+                self.0.reborrow().disks
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<BindView<'static>>>
+        for BindOwnedView {
+            fn from(inner: ::buffa::OwnedView<BindView<'static>>) -> Self {
+                BindOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<BindOwnedView>
+        for ::buffa::OwnedView<BindView<'static>> {
+            fn from(wrapper: BindOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<BindView<'static>>>
+        for BindOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<BindView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::Bind {
+            type View<'a> = BindView<'a>;
+            type ViewHandle = BindOwnedView;
+        }
+        impl ::serde::Serialize for BindOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -15264,6 +15867,7 @@ pub mod __buffa {
         reg.register_json_any(super::__READY_REQUEST_JSON_ANY);
         reg.register_json_any(super::__READY_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__CLAIM_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__BIND_JSON_ANY);
         reg.register_json_any(super::__WATCH_REQUEST_JSON_ANY);
         reg.register_json_any(super::__WATCH_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__PING_REQUEST_JSON_ANY);
@@ -15304,6 +15908,10 @@ pub use self::__buffa::view::ReadyResponseOwnedView;
 pub use self::__buffa::view::ClaimRequestView;
 #[doc(inline)]
 pub use self::__buffa::view::ClaimRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::BindView;
+#[doc(inline)]
+pub use self::__buffa::view::BindOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::WatchRequestView;
 #[doc(inline)]

@@ -76,7 +76,7 @@ fn requests_come_first_but_not_for_ever() {
 fn what_is_being_made_counts_against_memory_and_cpus() {
     let filling = have(1, "a", Kind::Warm, false);
     let mut view = idle(vec![want("a", Kind::Warm, 3)], vec![filling]);
-    assert_eq!(limited_by(&view), Some(Limit::Requests));
+    assert_eq!(limited_by(&view), None);
     view.cpus = 8;
     assert_eq!(next(&view), Step::Fill(target("a", Kind::Warm)));
     // Room for one, and one is on its way.

@@ -79,7 +79,7 @@ fn both_starts_have_the_same_machine_and_devices() {
         kernel: "/k".into(),
         initrd: "/i".into(),
         command_line: String::new(),
-        memory: "/slot/memory".into(),
+        memory: "/store/memory".into(),
         keep: false,
     };
     let (cold, load) = (
@@ -87,17 +87,34 @@ fn both_starts_have_the_same_machine_and_devices() {
         arguments(&config(load())).unwrap(),
     );
     for name in [
-        "-machine", "-accel", "-cpu", "-smp", "-m", "-device", "-netdev", "-serial",
+        "-machine", "-object", "-accel", "-cpu", "-smp", "-m", "-device", "-netdev", "-serial",
     ] {
         assert_eq!(values(&cold, name), values(&load, name), "{name}");
     }
-    // What a boot that is not to be saved writes is its own, as after a load.
-    assert_eq!(values(&cold, "-object"), values(&load, "-object"));
+    // What is bound later is the same machine: only memory and disks come after the start.
+    let unbound = arguments(&config(Start::Unbound)).unwrap();
+    for name in [
+        "-accel",
+        "-cpu",
+        "-smp",
+        "-m",
+        "-device",
+        "-netdev",
+        "-serial",
+        "-incoming",
+    ] {
+        assert_eq!(values(&unbound, name), values(&load, name), "{name}");
+    }
+    assert_eq!(
+        values(&unbound, "-machine")[0],
+        values(&load, "-machine")[0]
+    );
+    assert!(values(&unbound, "-blockdev").is_empty());
     assert_eq!(
         values(&load, "-device"),
         [
             "virtio-blk-device,drive=root,id=root-device",
-            "virtio-blk-device,drive=disk-1,id=disk-device",
+            "virtio-blk-device,drive=disk-0,id=disk-device",
             "virtio-serial-device,max_ports=3",
             "virtserialport,chardev=ctl,name=pando.ctl,nr=1",
             "virtserialport,chardev=data,name=pando.data,nr=2",
@@ -124,10 +141,10 @@ fn the_chain_is_what_the_configuration_says_and_only_its_top_is_written() {
         [
             "root-file",
             "root",
+            "lower-0-file",
+            "lower-0",
             "disk-0-file",
-            "disk-0",
-            "disk-1-file",
-            "disk-1"
+            "disk-0"
         ]
     );
     let writable: Vec<bool> = nodes
@@ -140,7 +157,7 @@ fn the_chain_is_what_the_configuration_says_and_only_its_top_is_written() {
         nodes[3]["backing"].is_null(),
         "the lowest layer lies on nothing, whatever it says"
     );
-    assert_eq!(nodes[5]["backing"], "disk-0");
+    assert_eq!(nodes[5]["backing"], "lower-0");
     assert!(
         nodes[2..]
             .iter()
