@@ -10,6 +10,7 @@ pub(crate) mod cgroups;
 mod modules;
 mod mounts;
 mod network;
+mod quiet;
 mod root;
 
 use std::time::{Duration, Instant};
@@ -47,6 +48,7 @@ impl Bake {
 pub(crate) fn early() -> Result<Bake> {
     mounts::mount_early().context("cannot mount the kernel's file systems")?;
     crate::log::open();
+    quiet::settle();
     modules::load_all()?;
     let command_line = std::fs::read_to_string("/proc/cmdline").context("/proc/cmdline")?;
     network::bring_up();
