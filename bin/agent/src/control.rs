@@ -115,6 +115,7 @@ impl wire::Guest for GuestService {
             memory_available_bytes: memory.available_bytes,
             disk_total_bytes: disk.total_bytes,
             disk_free_bytes: disk.free_bytes,
+            timer_mult: metrics::timer_mult(),
             processes: u32::try_from(processes.len()).unwrap_or(u32::MAX),
             ..Default::default()
         })

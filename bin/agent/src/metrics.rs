@@ -47,6 +47,19 @@ fn memory_of(meminfo: &str) -> Memory {
     }
 }
 
+/// `mult` of the first CPU's clock event device; zero where the kernel does not say.
+pub(crate) fn timer_mult() -> u64 {
+    mult_of(&fs::read_to_string("/proc/timer_list").unwrap_or_default())
+}
+
+fn mult_of(timer_list: &str) -> u64 {
+    let mut lines = timer_list.lines();
+    // Other devices come before those of the CPUs.
+    lines.find(|line| line.starts_with("Per CPU device:") && !line.contains("-1"));
+    let mult = lines.find_map(|line| line.trim().strip_prefix("mult:"));
+    mult.and_then(|mult| mult.trim().parse().ok()).unwrap_or(0)
+}
+
 /// The writable disk's state; zero while it is not mounted.
 pub(crate) fn disk(sandbox: &Sandbox) -> Disk {
     let Some(root) = sandbox.root() else {
@@ -122,6 +135,15 @@ pub(crate) fn document(sandbox: &Sandbox) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_timer_of_the_first_cpu_is_found() {
+        let list = "Timer List Version: v0.10\n\nTick Device: mode:     1\nBroadcast device\n\
+                    Clock Event Device: <NULL>\n\nTick Device: mode:     1\nPer CPU device: 0\n\
+                    Clock Event Device: lapic\n max_delta_ns:   34\n mult:           268435456\n shift: 32\n";
+        assert_eq!(mult_of(list), 268_435_456);
+        assert_eq!(mult_of("mult: 7\n"), 0);
+    }
 
     #[test]
     fn the_kernels_tables_are_read() {

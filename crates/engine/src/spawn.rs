@@ -1,6 +1,6 @@
 //! Making sandboxes run, and noticing when they no longer do.
 
-use crate::bake::{Ingredients, link_boot, link_layers};
+use crate::bake::{Ingredients, TIMER_TOLERANCE_PPM, link_boot, link_layers};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
 use crate::pool::{Keys, Kind, Taken};
@@ -396,6 +396,13 @@ impl Engine {
     fn log_ready(&self, entry: &Entry, ready: &ReadyResponse) {
         for warning in &ready.warnings {
             tracing::warn!(sandbox = %entry.id, "{warning}");
+        }
+        if ready.timer_error_ppm > TIMER_TOLERANCE_PPM {
+            tracing::warn!(
+                sandbox = %entry.id,
+                error_ppm = ready.timer_error_ppm,
+                "the guest's kernel measured its timer wrongly"
+            );
         }
         tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
     }

@@ -7,7 +7,7 @@ use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
 use pando_net::Gateway;
 use pando_types::{Accelerator, Size, limits};
-use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB};
+use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
 use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
 use pando_wire::guest::{GuestClient, Resume};
@@ -47,6 +47,8 @@ pub(crate) struct Running {
     pub(crate) guest: GuestClient<Connection>,
     pub(crate) warnings: Vec<String>,
     pub(crate) timing_ms: HashMap<String, f64>,
+    /// See `ReadyResponse`.
+    pub(crate) timer_error_ppm: u32,
 }
 
 /// The machine and what happens to it.
@@ -170,6 +172,10 @@ impl Machine {
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
+        let timer_error_ppm = match begin {
+            Begin::Spawn { .. } => 0,
+            _ => self.timer_error_ppm(&guest).await,
+        };
         Ok(Running {
             qemu,
             channel,
@@ -177,7 +183,23 @@ impl Machine {
             guest,
             warnings: resumed.warnings,
             timing_ms: steps.done,
+            timer_error_ppm,
         })
+    }
+
+    /// A kernel measures its timer's rate once, in 100 ms of its boot; where the host is
+    /// busy, the translator may stand still in the middle of it.
+    async fn timer_error_ppm(&self, guest: &GuestClient<Connection>) -> u32 {
+        if self.spec.accelerator != "tcg" {
+            return 0;
+        }
+        let info = guest.info(pando_wire::guest::InfoRequest::default()).await;
+        // A kernel that does not say is taken at its word.
+        let mult = info.map_or(0, |info| info.into_owned().timer_mult);
+        match mult {
+            0 => 0,
+            mult => error_ppm(mult, TIMER_MULT),
+        }
     }
 
     fn config(
@@ -200,6 +222,7 @@ impl Machine {
             binary: spec.qemu.clone(),
             accelerator,
             size,
+            tsc_khz: spec.tsc_khz,
             start: self.vm_start(accelerator),
             root: slot.join(spec::ROOT),
             disk: self.disks()?,
@@ -353,6 +376,11 @@ impl Steps {
         let since = self.begun.elapsed().as_secs_f64() * 1000.0;
         self.done.insert(step.to_owned(), since);
     }
+}
+
+fn error_ppm(found: u64, right: u64) -> u32 {
+    let error = found.abs_diff(right).saturating_mul(1_000_000) / right;
+    u32::try_from(error).unwrap_or(u32::MAX)
 }
 
 /// An empty writable layer of the disk's size.

@@ -66,6 +66,7 @@ impl Service {
             response.layers = running.qemu.layers().to_vec();
             response.vmm_pid = running.qemu.pid();
             response.warnings = running.warnings.clone();
+            response.timer_error_ppm = running.timer_error_ppm;
             response.timing_ms = running.timing_ms.clone().into_iter().collect();
         }
         Response::ok(response)

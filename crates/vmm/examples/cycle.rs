@@ -53,6 +53,7 @@ impl Machine {
             binary: "/usr/bin/qemu-system-x86_64".into(),
             accelerator: Accelerator::Tcg,
             size: Size::DEFAULT,
+            tsc_khz: None,
             start,
             root: root.to_owned(),
             disk,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use pando_types::{Accelerator, Size};
 
-use crate::qemu::{CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, MACHINE};
+use crate::qemu::{CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, machine_properties};
 
 /// How far two measurements of one machine's time stamp counter may differ, in
 /// parts per million: the measurement's own error and what NTP corrects.
@@ -40,7 +40,7 @@ impl MachineIdentity {
         };
         Self {
             vmm: vmm.to_owned(),
-            machine: MACHINE.to_owned(),
+            machine: machine_properties(accelerator, tsc_khz),
             accelerator,
             cpu_model: cpu_model.to_owned(),
             tsc_khz,

@@ -95,6 +95,8 @@ pub struct QemuConfig {
     pub accelerator: Accelerator,
     /// CPUs and memory.
     pub size: Size,
+    /// The rate of the time stamp counter that the guest was or is told, in kHz.
+    pub tsc_khz: Option<u32>,
     /// Where the VM comes from.
     pub start: Start,
     /// The template's root image, raw; `/dev/vda`, read-only.

@@ -185,6 +185,7 @@ mod tests {
             binary: "/bin/sh".into(),
             accelerator: Accelerator::Tcg,
             size: Size::DEFAULT,
+            tsc_khz: None,
             start: Start::Load {
                 memory: path("slot/memory"),
             },

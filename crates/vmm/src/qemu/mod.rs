@@ -22,7 +22,9 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
-pub use arguments::{CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, MACHINE, TB_SIZE_MIB};
+pub use arguments::{
+    CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, TB_SIZE_MIB, TIMER_MULT, machine_properties,
+};
 pub use command_line::{BakePoint, CommandLine};
 pub use config::{Binding, Channels, Jail, QemuConfig, Start};
 

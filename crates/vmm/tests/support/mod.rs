@@ -128,6 +128,7 @@ impl World {
             binary: BINARY.into(),
             accelerator: self.accelerator,
             size: Size::new(1, 256).unwrap(),
+            tsc_khz: None,
             start,
             root: self.path("root"),
             disk,

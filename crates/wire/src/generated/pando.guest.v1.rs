@@ -368,6 +368,17 @@ pub struct InfoResponse {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
     )]
     pub processes: u32,
+    /// `mult` of the first CPU's clock event device, as the kernel measured it at its
+    /// boot: what its timers' times are multiplied with. 0 where it does not say.
+    ///
+    /// Field 8: `timer_mult`
+    #[serde(
+        rename = "timerMult",
+        alias = "timer_mult",
+        with = "::buffa::json_helpers::uint64",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u64"
+    )]
+    pub timer_mult: u64,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -382,6 +393,7 @@ impl ::core::fmt::Debug for InfoResponse {
             .field("disk_total_bytes", &self.disk_total_bytes)
             .field("disk_free_bytes", &self.disk_free_bytes)
             .field("processes", &self.processes)
+            .field("timer_mult", &self.timer_mult)
             .finish()
     }
 }
@@ -443,6 +455,9 @@ impl ::buffa::Message for InfoResponse {
         if self.processes != 0u32 {
             size += 1u64 + ::buffa::types::uint32_encoded_len(self.processes) as u64;
         }
+        if self.timer_mult != 0u64 {
+            size += 1u64 + ::buffa::types::uint64_encoded_len(self.timer_mult) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -473,6 +488,9 @@ impl ::buffa::Message for InfoResponse {
         }
         if self.processes != 0u32 {
             ::buffa::types::put_uint32_field(7u32, self.processes, buf);
+        }
+        if self.timer_mult != 0u64 {
+            ::buffa::types::put_uint64_field(8u32, self.timer_mult, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -536,6 +554,13 @@ impl ::buffa::Message for InfoResponse {
                 )?;
                 self.processes = ::buffa::types::decode_uint32(buf)?;
             }
+            8u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.timer_mult = ::buffa::types::decode_uint64(buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -551,6 +576,7 @@ impl ::buffa::Message for InfoResponse {
         self.disk_total_bytes = 0u64;
         self.disk_free_bytes = 0u64;
         self.processes = 0u32;
+        self.timer_mult = 0u64;
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -2446,6 +2472,11 @@ pub mod __buffa {
             pub disk_free_bytes: u64,
             /// Field 7: `processes`
             pub processes: u32,
+            /// `mult` of the first CPU's clock event device, as the kernel measured it at its
+            /// boot: what its timers' times are multiplied with. 0 where it does not say.
+            ///
+            /// Field 8: `timer_mult`
+            pub timer_mult: u64,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for InfoResponseView<'a> {
@@ -2537,6 +2568,13 @@ pub mod __buffa {
                         )?;
                         view.processes = ::buffa::types::decode_uint32(&mut cur)?;
                     }
+                    8u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.timer_mult = ::buffa::types::decode_uint64(&mut cur)?;
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -2573,6 +2611,7 @@ pub mod __buffa {
                     disk_total_bytes: self.disk_total_bytes,
                     disk_free_bytes: self.disk_free_bytes,
                     processes: self.processes,
+                    timer_mult: self.timer_mult,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -2628,6 +2667,11 @@ pub mod __buffa {
                         += 1u64
                             + ::buffa::types::uint32_encoded_len(self.processes) as u64;
                 }
+                if self.timer_mult != 0u64 {
+                    size
+                        += 1u64
+                            + ::buffa::types::uint64_encoded_len(self.timer_mult) as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -2663,6 +2707,9 @@ pub mod __buffa {
                 }
                 if self.processes != 0u32 {
                     ::buffa::types::put_uint32_field(7u32, self.processes, buf);
+                }
+                if self.timer_mult != 0u64 {
+                    ::buffa::types::put_uint64_field(8u32, self.timer_mult, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -2734,6 +2781,13 @@ pub mod __buffa {
                         .serialize_entry(
                             "processes",
                             &::buffa::json_helpers::ProtoJson(&self.processes),
+                        )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u64(&self.timer_mult) {
+                    __map
+                        .serialize_entry(
+                            "timerMult",
+                            &::buffa::json_helpers::ProtoJson(&self.timer_mult),
                         )?;
                 }
                 __map.end()
@@ -2863,6 +2917,14 @@ pub mod __buffa {
             #[must_use]
             pub fn processes(&self) -> u32 {
                 self.0.reborrow().processes
+            }
+            /// `mult` of the first CPU's clock event device, as the kernel measured it at its
+            /// boot: what its timers' times are multiplied with. 0 where it does not say.
+            ///
+            /// Field 8: `timer_mult`
+            #[must_use]
+            pub fn timer_mult(&self) -> u64 {
+                self.0.reborrow().timer_mult
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<InfoResponseView<'static>>>

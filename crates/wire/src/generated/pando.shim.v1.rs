@@ -328,6 +328,17 @@ pub struct ReadyResponse {
         skip_serializing_if = "::buffa::__private::HashMap::is_empty"
     )]
     pub timing_ms: ::buffa::__private::HashMap<::buffa::alloc::string::String, f64>,
+    /// After a cold boot without KVM: how far the guest's kernel measured the rate of its
+    /// timers wrongly. Every timer of it, and of its clones, is off by as much.
+    ///
+    /// Field 7: `timer_error_ppm`
+    #[serde(
+        rename = "timerErrorPpm",
+        alias = "timer_error_ppm",
+        with = "::buffa::json_helpers::uint32",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
+    )]
+    pub timer_error_ppm: u32,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -341,6 +352,7 @@ impl ::core::fmt::Debug for ReadyResponse {
             .field("vmm_pid", &self.vmm_pid)
             .field("warnings", &self.warnings)
             .field("timing_ms", &self.timing_ms)
+            .field("timer_error_ppm", &self.timer_error_ppm)
             .finish()
     }
 }
@@ -395,6 +407,11 @@ impl ::buffa::Message for ReadyResponse {
                 ::buffa::map_codec::Double,
                 _,
             >(&self.timing_ms, 1u64);
+        if self.timer_error_ppm != 0u32 {
+            size
+                += 1u64
+                    + ::buffa::types::uint32_encoded_len(self.timer_error_ppm) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -428,6 +445,9 @@ impl ::buffa::Message for ReadyResponse {
             ::buffa::map_codec::Double,
             _,
         >(&self.timing_ms, 6u32, buf);
+        if self.timer_error_ppm != 0u32 {
+            ::buffa::types::put_uint32_field(7u32, self.timer_error_ppm, buf);
+        }
         self.__buffa_unknown_fields.write_to(buf);
     }
     fn merge_field(
@@ -497,6 +517,13 @@ impl ::buffa::Message for ReadyResponse {
                     _,
                 >(&mut self.timing_ms, buf, ctx)?;
             }
+            7u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.timer_error_ppm = ::buffa::types::decode_uint32(buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -511,6 +538,7 @@ impl ::buffa::Message for ReadyResponse {
         self.vmm_pid = 0u32;
         self.warnings.clear();
         self.timing_ms.clear();
+        self.timer_error_ppm = 0u32;
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -5932,6 +5960,11 @@ pub mod __buffa {
             ///
             /// Field 6: `timing_ms` (map)
             pub timing_ms: ::buffa::MapView<'a, &'a str, f64>,
+            /// After a cold boot without KVM: how far the guest's kernel measured the rate of its
+            /// timers wrongly. Every timer of it, and of its clones, is off by as much.
+            ///
+            /// Field 7: `timer_error_ppm`
+            pub timer_error_ppm: u32,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ReadyResponseView<'a> {
@@ -5992,6 +6025,13 @@ pub mod __buffa {
                             ::buffa::encoding::WireType::Varint,
                         )?;
                         view.vmm_pid = ::buffa::types::decode_uint32(&mut cur)?;
+                    }
+                    7u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.timer_error_ppm = ::buffa::types::decode_uint32(&mut cur)?;
                     }
                     3u32 => {
                         ::buffa::encoding::check_wire_type(
@@ -6097,6 +6137,7 @@ pub mod __buffa {
                         .iter()
                         .map(|(k, v)| (k.to_string(), *v))
                         .collect(),
+                    timer_error_ppm: self.timer_error_ppm,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -6140,6 +6181,12 @@ pub mod __buffa {
                     size
                         += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
                             + entry_size;
+                }
+                if self.timer_error_ppm != 0u32 {
+                    size
+                        += 1u64
+                            + ::buffa::types::uint32_encoded_len(self.timer_error_ppm)
+                                as u64;
                 }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
@@ -6192,6 +6239,9 @@ pub mod __buffa {
                         )
                         .encode(buf);
                     ::buffa::types::encode_double(*v, buf);
+                }
+                if self.timer_error_ppm != 0u32 {
+                    ::buffa::types::put_uint32_field(7u32, self.timer_error_ppm, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -6253,6 +6303,13 @@ pub mod __buffa {
                         }
                     }
                     __map.serialize_entry("timingMs", &_WM(&self.timing_ms))?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u32(&self.timer_error_ppm) {
+                    __map
+                        .serialize_entry(
+                            "timerErrorPpm",
+                            &::buffa::json_helpers::ProtoJson(&self.timer_error_ppm),
+                        )?;
                 }
                 __map.end()
             }
@@ -6384,6 +6441,14 @@ pub mod __buffa {
             #[must_use]
             pub fn timing_ms(&self) -> &::buffa::MapView<'_, &'_ str, f64> {
                 &self.0.reborrow().timing_ms
+            }
+            /// After a cold boot without KVM: how far the guest's kernel measured the rate of its
+            /// timers wrongly. Every timer of it, and of its clones, is off by as much.
+            ///
+            /// Field 7: `timer_error_ppm`
+            #[must_use]
+            pub fn timer_error_ppm(&self) -> u32 {
+                self.0.reborrow().timer_error_ppm
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<ReadyResponseView<'static>>>

@@ -11,6 +11,7 @@ fn config(start: Start) -> QemuConfig {
         binary: "/usr/bin/qemu-system-x86_64".into(),
         accelerator: Accelerator::Tcg,
         size: Size::DEFAULT,
+        tsc_khz: None,
         start,
         root: "/store/root.img".into(),
         disk: vec!["/store/a,b.qcow2".into(), "/slot/disk.qcow2".into()],
