@@ -3,41 +3,36 @@
 use crate::bake::{Ingredients, TIMER_TOLERANCE_PPM, link_boot, link_layers};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
-use crate::pool::{Keys, Kind, Taken};
 use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
 use pando_store::{
-    IndexError, Machine, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, fault,
-    read_untrusted,
+    IndexError, Machine, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, read_untrusted,
 };
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
-use pando_wire::shim::{Bind, ClaimRequest, ReadyResponse, State, StopRequest, WatchRequest};
+use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// Time that user processes get between SIGTERM and SIGKILL at a stop.
 const STOP_GRACE_MS: u32 = 5_000;
 
 /// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
-const DISKS: usize = 3;
+pub(crate) const DISKS: usize = 3;
 
 /// The same without a bake's. The next start puts one more on it.
 const DISKS_OF_A_BOOT: usize = 2;
 
-/// A claim is some ms of work. A host so busy that it takes longer has no use for it.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// What a caller wants.
-struct Wish<'a> {
-    caller: &'a Caller,
-    request: &'a CreateSandbox,
-    template: &'a TemplateRef,
-    ingredients: &'a Ingredients,
+pub(crate) struct Wish<'a> {
+    pub(crate) caller: &'a Caller,
+    pub(crate) request: &'a CreateSandbox,
+    pub(crate) template: &'a TemplateRef,
+    pub(crate) ingredients: &'a Ingredients,
 }
 
 /// How a VM begins.
@@ -110,87 +105,6 @@ impl Engine {
         }
     }
 
-    /// Turns a slot that waits into the sandbox; `None` if there is none. A slot that is
-    /// not what it seemed is thrown away and costs the caller nothing but time.
-    async fn claim(&self, keys: &Keys, wish: &Wish<'_>) -> Result<Option<Arc<Entry>>, EngineError> {
-        self.check_name(wish)?;
-        while let Some(taken) = self.take(keys, wish) {
-            match self.hand_over(&taken, wish).await {
-                Ok(entry) => {
-                    self.inner.pool.count_claim(taken.kind.as_str());
-                    return Ok(Some(entry));
-                }
-                Err(error) => {
-                    self.discard(&taken.id).await;
-                    match error {
-                        EngineError::SpawnFailed(cause) => {
-                            tracing::warn!(slot = %taken.id, "a slot could not be claimed: {cause}");
-                        }
-                        // The next slot would fare no better.
-                        error => return Err(error),
-                    }
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    fn take(&self, keys: &Keys, wish: &Wish<'_>) -> Option<Taken> {
-        let pool = &self.inner.pool;
-        pool.take(&keys.snapshot).or_else(|| {
-            // Of no use before there is a snapshot to load into it.
-            let bakery = &self.inner.bakery;
-            let baked = bakery.find(wish.ingredients, SnapshotKind::Ready);
-            baked.and_then(|_| pool.take(&keys.shape))
-        })
-    }
-
-    /// Puts the snapshot into a slot that fits any, and says so in the claim.
-    fn bind(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Option<Bind>, EngineError> {
-        if taken.kind != Kind::Generic {
-            return Ok(None);
-        }
-        let snapshot = self
-            .inner
-            .bakery
-            .find(wish.ingredients, SnapshotKind::Ready);
-        let gone = || EngineError::SpawnFailed("its snapshot is gone".to_owned());
-        let snapshot = snapshot.ok_or_else(gone)?;
-        lay_out(&self.inner.dirs.get(&taken.id), &snapshot, wish.ingredients)?;
-        Ok(Some(Bind {
-            clean_barrier: snapshot.manifest.clean_barrier,
-            mount: false,
-            disks: u32::try_from(DISKS).unwrap_or(u32::MAX),
-            ..Bind::default()
-        }))
-    }
-
-    /// The claim comes before the row: without a row a slot that was claimed is thrown
-    /// away by the next daemon, since its shim no longer says that it waits.
-    async fn hand_over(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
-        let request = ClaimRequest {
-            hostname: taken.id.to_string(),
-            machine_id: ids::machine_id(&taken.id),
-            env: wish.request.env.clone().into_iter().collect(),
-            bind: self.bind(taken, wish)?.into(),
-            ..ClaimRequest::default()
-        };
-        let ready = tokio::time::timeout(CLAIM_TIMEOUT, taken.shim.claim(request)).await;
-        let ready = ready
-            .map_err(|_| EngineError::SpawnFailed("it did not answer in time".to_owned()))??;
-        fault::point("sandbox.claimed");
-        let dir = self.inner.dirs.get(&taken.id);
-        let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
-        let mut row = self.new_row(&taken.id, wish)?;
-        row.isolation = self.isolation_of(&ready, identity)?;
-        row.state = SandboxState::Running;
-        row.started_at = Some(SystemTime::now());
-        let entry = self.insert(row, Some(Arc::clone(&taken.shim))).await?;
-        self.log_ready(&entry, &ready);
-        self.watch(&entry, &taken.shim);
-        Ok(entry)
-    }
-
     /// Spawns from the template's snapshot, baked now if it must be.
     async fn load(&self, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
         let ingredients = wish.ingredients;
@@ -249,17 +163,11 @@ impl Engine {
         made.map_err(|error| no_space_or(&error, "cannot make the sandbox's directory"))
     }
 
-    /// A name that is taken costs no slot.
-    fn check_name(&self, wish: &Wish<'_>) -> Result<(), EngineError> {
-        match &wish.request.name {
-            Some(name) if self.inner.sandboxes.is_named(wish.caller, name.as_str()) => {
-                Err(EngineError::NameTaken(name.to_string()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn new_row(&self, id: &SandboxId, wish: &Wish<'_>) -> Result<SandboxRow, EngineError> {
+    pub(crate) fn new_row(
+        &self,
+        id: &SandboxId,
+        wish: &Wish<'_>,
+    ) -> Result<SandboxRow, EngineError> {
         let to_json = |map: &BTreeMap<String, String>| {
             serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
         };
@@ -288,7 +196,7 @@ impl Engine {
         })
     }
 
-    async fn insert(
+    pub(crate) async fn insert(
         &self,
         row: SandboxRow,
         shim: Option<Arc<Shim>>,
@@ -393,7 +301,7 @@ impl Engine {
         Ok(())
     }
 
-    fn log_ready(&self, entry: &Entry, ready: &ReadyResponse) {
+    pub(crate) fn log_ready(&self, entry: &Entry, ready: &ReadyResponse) {
         for warning in &ready.warnings {
             tracing::warn!(sandbox = %entry.id, "{warning}");
         }
@@ -407,7 +315,7 @@ impl Engine {
         tracing::debug!(sandbox = %entry.id, timing_ms = ?ready.timing_ms, "spawned");
     }
 
-    fn isolation_of(
+    pub(crate) fn isolation_of(
         &self,
         ready: &ReadyResponse,
         identity: Option<Identity>,

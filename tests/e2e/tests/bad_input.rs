@@ -132,6 +132,12 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
             json!({ "name": "s1234567890123456789" }),
         ),
         ("reserved name", "/v1/sandboxes", json!({ "name": "ls" })),
+        (
+            "unknown way to start",
+            "/v1/sandboxes",
+            json!({ "start": "cold" }),
+        ),
+        ("a number to start", "/v1/sandboxes", json!({ "start": 1 })),
         ("name taken", "/v1/sandboxes", json!({ "name": "taken" })),
         ("unknown field", "/v1/sandboxes", json!({ "cpu": 1 })),
         ("wrong type", "/v1/sandboxes", json!({ "cpus": "one" })),
@@ -300,6 +306,13 @@ fn the_command_line_refuses_with_an_exit_code_and_a_sentence() {
     let missing = format!("{id}:/nope");
     let rows: Vec<(&str, Vec<&str>)> = vec![
         ("unknown template", vec!["create", "-t", "nope"]),
+        ("unknown way to start", vec!["create", "--start", "cold"]),
+        ("no such template to remove", vec!["template", "rm", "nope"]),
+        ("no template to remove", vec!["template", "rm"]),
+        (
+            "malformed template to remove",
+            vec!["template", "rm", "a/b"],
+        ),
         ("CPUs not in the list", vec!["create", "--cpus", "3"]),
         ("memory not in the list", vec!["create", "--memory", "500"]),
         ("malformed name", vec!["create", "--name", "a/b"]),
@@ -393,6 +406,24 @@ fn a_daemon_that_cannot_start_says_why() {
         "# already running\n{}\n",
         told(&world.run(["serve", "--listen", "127.0.0.1:0"]))
     );
+
+    for (row, name, value) in [
+        ("too many to keep warm", "PANDO_WARM", "65"),
+        ("a word to keep warm", "PANDO_WARM", "some"),
+        ("a reserve that is no number", "PANDO_RESERVE_MIB", "1G"),
+    ] {
+        let mut command = world.command(
+            ["serve", "--listen", "127.0.0.1:0"]
+                .iter()
+                .chain(&elsewhere),
+        );
+        let output = command.env(name, value).output().unwrap();
+        table += &format!(
+            "# {row}\nexit {}: {}\n",
+            output.status.code().unwrap(),
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        );
+    }
 
     let old = world.scratch("qemu-old");
     std::fs::write(

@@ -109,36 +109,41 @@ impl Engine {
 
     /// A slot was made, or was not.
     async fn filled(&self, id: &SandboxId, target: &Target, made: Result<Shim, EngineError>) {
-        let now = Instant::now();
-        let pool = &self.inner.pool;
-        let shim = {
-            let mut state = pool.lock();
-            match (&made, state.source(target)) {
-                (Ok(_), Some(source)) => source.demand.succeeded(target.kind),
-                (Err(error), Some(source)) => {
-                    source.demand.failed(target.kind, now);
+        if let Some(source) = self.inner.pool.lock().source(target) {
+            match &made {
+                Ok(_) => source.demand.succeeded(target.kind),
+                Err(error) => {
+                    source.demand.failed(target.kind, Instant::now());
                     let what = describe(&source.template, source.ingredients.size);
                     tracing::warn!(%what, kind = target.kind.as_str(), "a slot could not be made: {error}");
                 }
-                (_, None) => {}
             }
-            let closed = state.closed;
+        }
+        self.settle(id, made.ok()).await;
+    }
+
+    /// A slot waits from now on, or is thrown away: it came to nothing, or was given up
+    /// meanwhile.
+    async fn settle(&self, id: &SandboxId, shim: Option<Shim>) {
+        let pool = &self.inner.pool;
+        let shim = shim.map(Arc::new);
+        let kept = {
+            let mut state = pool.lock();
             let slot = state.slots.iter_mut().find(|slot| slot.id == *id);
-            match (made, slot) {
-                (Ok(shim), Some(slot)) if !closed => {
-                    let shim = Arc::new(shim);
-                    slot.shim = Some(Arc::clone(&shim));
-                    Some(shim)
+            match (&shim, slot) {
+                (Some(shim), Some(slot)) => {
+                    slot.shim = Some(Arc::clone(shim));
+                    true
                 }
-                _ => None,
+                _ => {
+                    state.slots.retain(|slot| slot.id != *id);
+                    false
+                }
             }
         };
         match shim {
-            Some(shim) => self.watch_slot(id.clone(), shim),
-            None => {
-                self.inner.pool.lock().slots.retain(|slot| slot.id != *id);
-                self.discard(id).await;
-            }
+            Some(shim) if kept => self.watch_slot(id.clone(), shim),
+            _ => self.discard(id).await,
         }
         pool.wake.notify_one();
     }
@@ -304,31 +309,9 @@ impl Engine {
                 tracing::info!(slot = %id, "a slot of an earlier daemon is of no use: {error}");
                 log_last_words(&dir);
             }
-            engine.adopted(&id, found).await;
+            engine.settle(&id, found.ok()).await;
         });
         true
-    }
-
-    async fn adopted(&self, id: &SandboxId, found: Result<Shim, EngineError>) {
-        let shim = found.ok().map(Arc::new);
-        let kept = {
-            let mut state = self.inner.pool.lock();
-            match (&shim, state.slots.iter_mut().find(|slot| slot.id == *id)) {
-                (Some(shim), Some(slot)) => {
-                    slot.shim = Some(Arc::clone(shim));
-                    true
-                }
-                _ => {
-                    state.slots.retain(|slot| slot.id != *id);
-                    false
-                }
-            }
-        };
-        match shim {
-            Some(shim) if kept => self.watch_slot(id.clone(), shim),
-            _ => self.discard(id).await,
-        }
-        self.inner.pool.wake.notify_one();
     }
 }
 

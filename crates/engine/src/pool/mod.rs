@@ -1,9 +1,11 @@
 //! Work done before the request: slots that wait to become sandboxes.
 //!
-//! [`rules`] and [`demand`] decide and are pure; `keeper` carries out. A slot has the id,
+//! [`rules`] and [`demand`] decide and are pure; `keeper` carries out, `claim` turns a slot
+//! into a sandbox. A slot has the id,
 //! the directory and the account of the sandbox that it may become, so that a claim moves
 //! nothing. It has no row: a slot is found by its directory and what its shim says.
 
+mod claim;
 mod demand;
 mod keeper;
 mod rules;
