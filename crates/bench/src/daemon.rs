@@ -116,7 +116,7 @@ async fn sweep(directory: &Path) {
     let began = Instant::now();
     let name = directory.display().to_string();
     while began.elapsed() < SWEEP_LIMIT {
-        let left = procfs::with_argument(&name).unwrap_or_default();
+        let left = procfs::matching(|line| line.contains(&name)).unwrap_or_default();
         let left: Vec<_> = left
             .into_iter()
             .filter(|pid| *pid != std::process::id())

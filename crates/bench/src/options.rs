@@ -11,6 +11,9 @@ pub struct Options {
     pub experiments: Vec<Experiment>,
     /// How often.
     pub counts: Counts,
+    /// Whether an experiment is repeated, once, whose bounds were missed: on a machine that
+    /// does other things as well, one miss says little.
+    pub repeat_missed: bool,
     /// How its daemon is started.
     pub daemon: DaemonCommand,
 }

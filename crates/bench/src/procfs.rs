@@ -63,13 +63,13 @@ pub(crate) fn child_of(parent: u32) -> io::Result<u32> {
     Err(odd("no child process"))
 }
 
-/// Processes whose command line has this text in it.
-pub(crate) fn with_argument(text: &str) -> io::Result<Vec<u32>> {
-    let names = |pid: &u32| {
+/// Processes whose command line is like this; its words end with NUL.
+pub(crate) fn matching(wanted: impl Fn(&str) -> bool) -> io::Result<Vec<u32>> {
+    let matches = |pid: &u32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(text)
+        wanted(&String::from_utf8_lossy(&line))
     };
-    Ok(processes()?.into_iter().filter(names).collect())
+    Ok(processes()?.into_iter().filter(matches).collect())
 }
 
 fn processes() -> io::Result<Vec<u32>> {
@@ -222,6 +222,7 @@ Swap:                  0 kB
         assert!(private_kib(pid).unwrap() > 0);
         assert!(cpu_ticks(pid).is_ok());
         let program = std::env::args().next().unwrap();
-        assert!(with_argument(&program).unwrap().contains(&pid));
+        let found = matching(|line| line.contains(&program)).unwrap();
+        assert!(found.contains(&pid));
     }
 }

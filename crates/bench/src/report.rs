@@ -22,6 +22,9 @@ pub struct Report {
     pub(crate) figures: Vec<Figure>,
     pub(crate) definitions: Vec<Definition>,
     pub(crate) verdicts: Vec<Verdict>,
+    /// Figures of experiments that were repeated, from the first time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) first_attempts: Vec<Figure>,
 }
 
 /// What was measured.

@@ -158,6 +158,17 @@ fn baselines(text: &mut String, report: &Report) {
                 parts.join(", ")
             );
         }
+        let first = report.first_attempts.iter();
+        for first in first.filter(|first| first.name == figure.name) {
+            if let Some(summary) = first.measured.summary() {
+                let p50 = number(summary.p50);
+                let _ = writeln!(
+                    text,
+                    "{}: measured twice, p50 was {p50} at first",
+                    first.name
+                );
+            }
+        }
         for note in &figure.notes {
             let _ = writeln!(text, "{}: note: {note}", figure.name);
         }

@@ -1,7 +1,7 @@
 //! Container runtimes: which are here, and how long they take.
 
 use super::bundle;
-use crate::BenchError;
+use crate::{BenchError, procfs};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -17,6 +17,18 @@ const RUN_LIMIT: Duration = Duration::from_secs(30);
 
 /// Longer than a benchmark, so that a container never ends in the middle of one.
 const LIFE: &str = "100000";
+
+/// After this long a runtime that is at work is one that hangs.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often we look whether it still is.
+const SETTLE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The bundle whose program ends at once.
+const SHORT: &str = "short";
+
+/// The flag of all runtimes that leaves a container running.
+const DETACH: &str = "--detach";
 
 /// What is known of a runtime before it is tried.
 struct Kind {
@@ -63,6 +75,8 @@ const KINDS: [Kind; 4] = [
 #[derive(Debug)]
 pub(crate) struct Containers {
     pub(crate) runtimes: Vec<Runtime>,
+    /// Below which all of it is.
+    directory: PathBuf,
     /// A mount namespace in which crun finds cgroups as it wants them; the process that is held keeps it.
     namespace: Option<Child>,
 }
@@ -98,12 +112,14 @@ impl Containers {
     pub(crate) fn none() -> Self {
         Self {
             runtimes: Vec::new(),
+            directory: PathBuf::new(),
             namespace: None,
         }
     }
 
     /// Looks for runtimes and tries each once. All that they leave is below `directory`.
     pub(crate) async fn find(&mut self, directory: &Path) {
+        directory.clone_into(&mut self.directory);
         let bundles = make_bundles(directory);
         for (index, kind) in KINDS.iter().enumerate() {
             let state = directory.join(format!("state-{index}"));
@@ -118,6 +134,28 @@ impl Containers {
             }
             self.runtimes.push(runtime);
         }
+    }
+
+    /// Removes what an interruption left. A runtime that is killed leaves cgroups behind, so
+    /// those that are at work end first, which takes them a moment.
+    pub(crate) async fn clean(&self) {
+        let began = Instant::now();
+        while began.elapsed() < SETTLE_LIMIT && self.is_at_work() {
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        futures::future::join_all(self.runtimes.iter().map(Runtime::clean)).await;
+    }
+
+    /// Whether a container is being started, or a short one runs.
+    fn is_at_work(&self) -> bool {
+        if self.directory.as_os_str().is_empty() {
+            return false;
+        }
+        let short = self.directory.join(SHORT).display().to_string();
+        let ours = self.directory.display().to_string();
+        let at_work =
+            |line: &str| line.contains(&short) || (line.contains(&ours) && line.contains(DETACH));
+        procfs::matching(at_work).is_ok_and(|found| !found.is_empty())
     }
 
     async fn try_out(&mut self, runtime: &mut Runtime, kind: &Kind) {
@@ -180,8 +218,7 @@ impl Runtime {
     pub(crate) async fn start(&self) -> Result<Running, BenchError> {
         let id = self.next_id();
         let arguments = [self.long.as_os_str(), id.as_ref()];
-        self.timed(&["run", "--detach", "--bundle"], &arguments)
-            .await?;
+        self.timed(&["run", DETACH, "--bundle"], &arguments).await?;
         Ok(Running { id })
     }
 
@@ -232,8 +269,8 @@ impl Runtime {
         let _ = tokio::time::timeout(RUN_LIMIT, command.status()).await;
     }
 
-    /// Removes whatever containers are left, after an interruption.
-    pub(crate) async fn clean(&self) {
+    /// Removes whatever containers are left.
+    async fn clean(&self) {
         let listed = self
             .verb(&["list", "--quiet"])
             .stdout(Stdio::piped())
@@ -280,11 +317,11 @@ impl Runtime {
         Ok(())
     }
 
-    /// The command with its verb, quiet, and ended with this program's interest in it.
+    /// The command with its verb, quiet. Ctrl-C on the terminal is not for it.
     fn verb(&self, verb: &[&str]) -> Command {
         let mut words = self.command.iter();
         let mut command = Command::new(words.next().cloned().unwrap_or_default());
-        command.args(words).args(verb).kill_on_drop(true);
+        command.args(words).args(verb).process_group(0);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -326,7 +363,7 @@ fn make_bundles(directory: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let root = directory.join("root");
     fs::create_dir_all(&root)?;
     bundle::make_root(&root)?;
-    let short = bundle::make(directory.join("short"), &root, &["/bin/true"])?;
+    let short = bundle::make(directory.join(SHORT), &root, &["/bin/true"])?;
     let long = bundle::make(directory.join("long"), &root, &["/bin/sleep", LIFE])?;
     Ok((short, long))
 }
@@ -339,6 +376,8 @@ async fn cgroup2_namespace() -> io::Result<(Child, u32)> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
+        // It is needed to clean up after Ctrl-C.
+        .process_group(0)
         .kill_on_drop(true)
         .spawn()?;
     let pid = child.id().unwrap_or_default();
