@@ -15,8 +15,11 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(180);
 /// Filling a pool is a few seconds' work.
 const POOL_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often we look whether it is full.
-const POOL_PAUSE: Duration = Duration::from_millis(20);
+/// How often we look whether it is full. A daemon fills when no request came for a moment.
+const POOL_PAUSE: Duration = Duration::from_millis(100);
+
+/// After this long a reason why no more can wait is no passing one.
+const POOL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sandboxes that are made or removed side by side.
 pub(crate) const SIDE_BY_SIDE: usize = 8;
@@ -172,14 +175,18 @@ impl<'a> Session<'a> {
             let status = self.status().await?;
             let pool = &status.pool;
             let full = pool.slots.iter().all(|slot| slot.waiting >= slot.wanted);
-            let rests = pool.filling == 0;
-            if rests && (full || pool.limited_by.is_some()) {
-                if let (false, Some(reason)) = (full, &pool.limited_by) {
-                    self.note_pool(format!("fewer clones waited than wanted: {reason}"));
-                }
+            if full && pool.filling == 0 {
                 return Ok(Claims::of(&status));
             }
-            if began.elapsed() > POOL_LIMIT {
+            let waited = began.elapsed();
+            let limit = pool.limited_by.as_ref().filter(|_| pool.filling == 0);
+            if let Some(reason) = limit
+                && waited > POOL_PATIENCE
+            {
+                self.note_pool(format!("fewer clones waited than wanted: {reason}"));
+                return Ok(Claims::of(&status));
+            }
+            if waited > POOL_LIMIT {
                 self.note_pool(format!("no full pool within {} s", POOL_LIMIT.as_secs()));
                 return Ok(Claims::of(&status));
             }

@@ -48,7 +48,7 @@ fn cost(session: &Session<'_>, sandbox: &str) -> io::Result<Cost> {
 fn figures(costs: &[Cost]) -> Vec<Figure> {
     let figure = |name, part: fn(&Cost) -> f64| Figure::new(name, costs.iter().map(part).collect());
     vec![
-        figure("memory", |cost| cost.guest + cost.vmm),
+        figure("memory", |cost| cost.guest + cost.vmm + cost.shim),
         figure("memory-guest", |cost| cost.guest),
         figure("memory-vmm", |cost| cost.vmm),
         figure("memory-shim", |cost| cost.shim),
