@@ -1,5 +1,5 @@
 # Each target is one line into xtask; `cargo xtask help` tells more.
-.PHONY: quickstart test full uninstall
+.PHONY: quickstart test full bench uninstall
 
 quickstart:
 	@cargo xtask quickstart $(ARGS)
@@ -9,6 +9,9 @@ test:
 
 full:
 	@cargo xtask test --full $(ARGS)
+
+bench:
+	@cargo xtask bench -- $(ARGS)
 
 uninstall:
 	@cargo xtask uninstall $(ARGS)

@@ -7,6 +7,7 @@
 )]
 
 mod artifacts;
+mod bench;
 #[cfg(feature = "codegen")]
 mod codegen;
 mod daemon;
@@ -54,6 +55,8 @@ enum Task {
     },
     /// Run every check and test, installing what they need
     Test(test::Options),
+    /// Build Pando and measure how fast it is here, beside container runtimes
+    Bench(bench::Options),
     /// Write the code generated from the .proto files
     Codegen {
         /// Fail if the committed code is stale instead
@@ -91,6 +94,7 @@ fn run(task: Task) -> Result<()> {
             quickstart::build_image(&steps::Steps::start(&root, "image.log")?, host_ca)
         }
         Task::Test(options) => test::run(&root, &options),
+        Task::Bench(options) => bench::run(&root, &options),
         Task::Codegen { check } => generate(&root, check),
         Task::Uninstall { yes } => uninstall::run(&root, yes || in_ci()),
     }

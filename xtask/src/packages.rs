@@ -32,8 +32,8 @@ pub(crate) enum Purpose {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     packages: Vec<&'static str>,
-    /// The suite that QEMU comes from, if not the machine's own.
-    qemu_suite: Option<String>,
+    /// The suite that QEMU and runsc come from, if not the machine's own.
+    suite: Option<String>,
     /// What that suite's source is to be, if apt has none yet.
     new_source: Option<String>,
 }
@@ -104,24 +104,31 @@ fn plan(purpose: Purpose) -> Plan {
     );
     if purpose == Purpose::Test {
         need("cpio", finds("cpio"));
+        // What `pando bench` compares sandboxes with.
+        for runtime in ["crun", "runc", "runsc"] {
+            need(runtime, finds(runtime));
+        }
     }
     packages.sort_unstable();
     packages.dedup();
-    if !packages.contains(&"qemu-system-x86") {
+    if !packages.iter().any(|package| NEWER.contains(package)) {
         return Plan {
             packages,
             ..Plan::default()
         };
     }
-    let (qemu_suite, new_source) = backports(&release_codename());
+    let (suite, new_source) = backports(&release_codename());
     Plan {
         packages,
-        qemu_suite,
+        suite,
         new_source,
     }
 }
 
-/// Where a release whose own QEMU is too old finds a newer one.
+/// What Debian 12 has in too old a version: QEMU 7.2, and a runsc of 2022.
+const NEWER: [&str; 2] = ["qemu-system-x86", "runsc"];
+
+/// Where a release whose own packages are too old finds newer ones.
 fn backports(codename: &str) -> (Option<String>, Option<String>) {
     if codename != "bookworm" {
         return (None, None);
@@ -163,7 +170,7 @@ impl Plan {
         let mut arguments = ["install", "--yes", "--no-install-recommends"]
             .map(String::from)
             .to_vec();
-        if let Some(suite) = &self.qemu_suite {
+        if let Some(suite) = &self.suite {
             arguments.push(format!("--target-release={suite}"));
         }
         // Both halves of QEMU come from one version, also where one is there already.
@@ -262,7 +269,7 @@ mod tests {
     fn the_printed_commands_do_what_set_up_does() {
         let plan = Plan {
             packages: vec!["mmdebstrap", "qemu-system-x86"],
-            qemu_suite: Some("bookworm-backports".into()),
+            suite: Some("bookworm-backports".into()),
             new_source: Some("# note\nTypes: deb\nURIs: http://m/debian\n".into()),
         };
         assert_eq!(

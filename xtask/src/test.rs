@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   packages ─┬─ base image (network, dpkg) ─────────────────────┬─ e2e tests: real daemon, real guests
-//!             └─ fmt, codegen, agent, clippy, deny, unit, pando ─┘
+//!             └─ fmt, codegen, agent, clippy, deny, unit, pando ─┘      then, alone: pando bench --check
 //! ```
 
 use crate::packages::{self, Purpose};
 use crate::steps::{Steps, seconds};
-use crate::{artifacts, deny, in_ci, quickstart};
+use crate::{artifacts, bench, deny, in_ci, quickstart};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::path::Path;
 use std::process::Command;
@@ -54,7 +54,7 @@ fn all(steps: &Steps, root: &Path, options: &Options) -> Result<()> {
     steps.step("building `pando`", || artifacts::build_pando(steps, root))?;
     let count = steps.step("e2e tests", || e2e(steps, root, options.full))?;
     println!("e2e tests: {count}");
-    Ok(())
+    steps.step("speed", || bench::check(steps, root, options.full))
 }
 
 /// What needs no VM, quickest first.

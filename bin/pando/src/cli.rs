@@ -3,6 +3,7 @@
 use crate::config::SettingKey;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
+use pando_bench::Experiment;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -118,6 +119,12 @@ pub(crate) enum Command {
     Template(TemplateCommand),
     /// Show what happened
     Events(Events),
+    /// Measure how fast Pando is on this machine
+    ///
+    /// Starts a daemon of its own, measures it through REST beside the container runtimes that are installed, and
+    /// removes it. What each figure is and what is promised stands in SPECIFICATION.md. Takes a few minutes of an
+    /// otherwise idle machine.
+    Bench(Bench),
     /// Print the version
     Version,
     /// Run the daemon
@@ -424,6 +431,29 @@ impl Serve {
             (SettingKey::Warm, self.warm.clone()),
         ]
     }
+}
+
+/// `pando bench`.
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Print JSON, with every sample
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Fail if a bound of SPECIFICATION.md is missed that does not depend on the machine
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Measure this only; repeat for more
+    #[arg(long, value_name = "NAME", value_parser = Experiment::ALL.map(Experiment::word))]
+    pub(crate) only: Vec<String>,
+    /// Samples of each figure
+    #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) samples: Option<u16>,
+    /// Fewer samples
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the JSON into this file too
+    #[arg(long, value_name = "FILE")]
+    pub(crate) raw: Option<PathBuf>,
 }
 
 /// `pando uninstall`.

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod bench;
 mod config;
 mod cp;
 mod create;
@@ -46,6 +47,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Config(ConfigCommand::Show(flags)) => config::show(&load(&global)?, &flags),
         Command::Template(command) => template::template(&global, command),
         Command::Events(flags) => ask(&global, |client| events::events(client, flags)),
+        Command::Bench(flags) => bench::bench(&global, &flags),
         Command::Version => {
             output::line(&format!("pando {}", env!("CARGO_PKG_VERSION")));
             Ok(exit::DONE)

@@ -1,0 +1,161 @@
+//! Experiments: each measures one thing and gives its figures.
+
+mod create;
+mod files;
+mod idle;
+mod memory;
+mod round_trip;
+
+use crate::BenchError;
+use crate::container::Runtime;
+use crate::figure::{Baseline, Figure, Measured};
+use crate::session::Session;
+use crate::stats::Better;
+
+/// What can be measured by itself; its figures' names begin with its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experiment {
+    /// Sandboxes from waiting clones, one at a time.
+    CreateWarm,
+    /// Sandboxes loaded for their request, and cold boots.
+    CreateSnapshot,
+    /// Sandboxes back to back.
+    CreateBurst,
+    /// Eight sandboxes at once.
+    CreateAtOnce,
+    /// A program in a sandbox.
+    Exec,
+    /// A round trip to the agent.
+    Ping,
+    /// Large files in and out.
+    Files,
+    /// What a sandbox costs in memory.
+    Memory,
+    /// Many idle sandboxes.
+    Idle,
+}
+
+impl Experiment {
+    /// All, in the order in which they are done.
+    pub const ALL: [Self; 9] = [
+        Self::CreateWarm,
+        Self::CreateSnapshot,
+        Self::CreateBurst,
+        Self::CreateAtOnce,
+        Self::Exec,
+        Self::Ping,
+        Self::Files,
+        Self::Memory,
+        Self::Idle,
+    ];
+
+    /// Its word on the command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::CreateWarm => "create-warm",
+            Self::CreateSnapshot => "create-snapshot",
+            Self::CreateBurst => "create-burst",
+            Self::CreateAtOnce => "create-at-once",
+            Self::Exec => "exec",
+            Self::Ping => "ping",
+            Self::Files => "files",
+            Self::Memory => "memory",
+            Self::Idle => "idle",
+        }
+    }
+
+    /// The one with this word.
+    pub fn of_word(word: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|experiment| experiment.word() == word)
+    }
+
+    /// Whether containers are measured beside it.
+    pub(crate) fn needs_containers(self) -> bool {
+        matches!(
+            self,
+            Self::CreateWarm | Self::CreateBurst | Self::CreateAtOnce | Self::Exec | Self::Files
+        )
+    }
+
+    /// Does it. Sandboxes that it made are gone afterwards, unless it failed.
+    pub(crate) async fn measure(self, session: &Session<'_>) -> Result<Vec<Figure>, BenchError> {
+        match self {
+            Self::CreateWarm => create::warm(session).await,
+            Self::CreateSnapshot => create::snapshot(session).await,
+            Self::CreateBurst => create::burst(session).await,
+            Self::CreateAtOnce => create::at_once(session).await,
+            Self::Exec => round_trip::exec(session).await,
+            Self::Ping => round_trip::ping(session).await,
+            Self::Files => files::files(session).await,
+            Self::Memory => memory::memory(session).await,
+            Self::Idle => idle::idle(session).await,
+        }
+    }
+}
+
+/// Samples of each container runtime, to become baselines.
+struct BesideContainers<'a> {
+    runtimes: &'a [Runtime],
+    samples: Vec<Vec<f64>>,
+}
+
+impl<'a> BesideContainers<'a> {
+    fn new(session: &Session<'a>) -> Self {
+        let runtimes = &session.containers.runtimes;
+        Self {
+            runtimes,
+            samples: vec![Vec::new(); runtimes.len()],
+        }
+    }
+
+    /// `count` for each runtime that works, 0 for the others.
+    fn turns(&self, count: usize) -> impl Iterator<Item = usize> {
+        let turns = move |runtime: &Runtime| if runtime.missing.is_none() { count } else { 0 };
+        self.runtimes.iter().map(turns)
+    }
+
+    /// The runtimes that work, with their places.
+    fn working(&self) -> impl Iterator<Item = (usize, &'a Runtime)> + use<'a> {
+        let all = self.runtimes.iter().enumerate();
+        all.filter(|(_, runtime)| runtime.missing.is_none())
+    }
+
+    fn baselines(
+        self,
+        better: Better,
+        name: fn(&Runtime) -> &'static str,
+    ) -> impl Iterator<Item = Baseline> {
+        let both = self.runtimes.iter().zip(self.samples);
+        both.map(move |(runtime, samples)| Baseline {
+            name: name(runtime),
+            what: runtime.what.clone(),
+            measured: match &runtime.missing {
+                Some(reason) => Measured::missing(reason),
+                None => Measured::of(samples, better),
+            },
+        })
+    }
+}
+
+fn run_name(runtime: &Runtime) -> &'static str {
+    runtime.run_name
+}
+
+fn exec_name(runtime: &Runtime) -> &'static str {
+    runtime.exec_name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_read_back() {
+        for experiment in Experiment::ALL {
+            assert_eq!(Experiment::of_word(experiment.word()), Some(experiment));
+        }
+        assert_eq!(Experiment::of_word("all"), None);
+    }
+}
