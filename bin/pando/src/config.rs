@@ -79,6 +79,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
 ];
 
+/// Settings that may be numbers in the configuration file.
+const NUMBERS: [&str; 2] = ["warm", "reserve_mib"];
+
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -262,8 +265,8 @@ fn parse_file(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
                     .map(|item| item.as_str().context("a list may hold text only"));
                 items.collect::<anyhow::Result<Vec<_>>>()?.join(",")
             }
-            toml::Value::Integer(number) => number.to_string(),
-            _ => bail!("`{name}` must be text, a number or a list of texts"),
+            toml::Value::Integer(number) if NUMBERS.contains(&name.as_str()) => number.to_string(),
+            _ => bail!("`{name}` must be text or a list of texts"),
         };
         values.insert(name, text);
     }
@@ -464,6 +467,8 @@ mod tests {
             "{error}"
         );
         assert!(parse_file("listen = 7").is_err());
+        let numbers = parse_file("warm = 4\nreserve_mib = \"2048\"").unwrap();
+        assert_eq!((&*numbers["warm"], &*numbers["reserve_mib"]), ("4", "2048"));
         assert!(
             load(
                 &[],

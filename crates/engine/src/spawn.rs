@@ -329,7 +329,12 @@ impl Engine {
     pub(crate) fn watch(&self, entry: &Arc<Entry>, shim: &Arc<Shim>) {
         let (engine, entry, shim) = (self.clone(), Arc::clone(entry), Arc::clone(shim));
         tokio::spawn(async move {
-            let (state, cause) = end_of(&shim, &engine.inner.dirs.get(&entry.id)).await;
+            let told = |cause: String| {
+                // Only in memory: why a sandbox stands still may be that nothing can be written.
+                entry
+                    .update(|row| row.state_reason = Some(cause).filter(|cause| !cause.is_empty()));
+            };
+            let (state, cause) = end_of(&shim, &engine.inner.dirs.get(&entry.id), told).await;
             let _turn = entry.turn.lock().await;
             let current = entry
                 .shim()
@@ -479,14 +484,20 @@ impl Engine {
 /// A shim's last words are a sentence or two.
 const CAUSE_BYTES: u64 = 4 << 10;
 
-/// Waits for a VM's end and says what it means.
-pub(crate) async fn end_of(shim: &Shim, dir: &SandboxDir) -> (SandboxState, String) {
+/// Waits for a VM's end and says what it means. While it lives, `told` is given what there
+/// is to say of it: nothing, or why it stands still.
+pub(crate) async fn end_of(
+    shim: &Shim,
+    dir: &SandboxDir,
+    told: impl Fn(String),
+) -> (SandboxState, String) {
     if let Ok(mut states) = shim.client.rpc.watch(WatchRequest::default()).await {
         while let Ok(Some(message)) = states.message().await {
             let message = message.to_owned_message();
             match message.state.as_known() {
                 Some(State::STATE_STOPPED) => return (SandboxState::Stopped, message.cause),
                 Some(State::STATE_FAILED) => return (SandboxState::Failed, message.cause),
+                Some(State::STATE_RUNNING) => told(message.cause),
                 _ => {}
             }
         }

@@ -289,6 +289,7 @@ fn guest_error(entry: &Arc<Entry>, error: ConnectError) -> EngineError {
             }
             other => other,
         },
+        ErrorCode::Aborted => EngineError::NoSpace(message),
         ErrorCode::FailedPrecondition | ErrorCode::NotFound => EngineError::Invalid(message),
         _ => EngineError::Internal(message),
     }

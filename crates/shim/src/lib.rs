@@ -17,6 +17,7 @@ mod service;
 mod slot;
 mod snapshot;
 pub mod spec;
+mod stall;
 
 pub use error_chain::error_chain;
 pub use serve::{CAUSE_FILE, LISTENER_FD, ShimError, run};

@@ -117,7 +117,11 @@ impl Machine {
         };
         let running = self.running.get_or_init(|| running);
         self.set(State::STATE_RUNNING, String::new());
-        let exit = running.qemu.exited().await;
+        let stalls = self.follow_stalls(&running.qemu);
+        let exit = tokio::select! {
+            exit = running.qemu.exited() => exit,
+            () = stalls => running.qemu.exited().await,
+        };
         let (state, cause) = failure::judge(&exit);
         self.set(state, cause);
     }

@@ -4,6 +4,7 @@ use crate::machine::{Machine, Running, Status};
 use crate::processes::{Executed, Followed, Process, Start};
 use crate::replay::Stream as OutputStream;
 use crate::snapshot;
+use crate::stall::until_stalled;
 use connectrpc::{
     ConnectError, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream,
 };
@@ -72,13 +73,15 @@ impl Service {
         Response::ok(response)
     }
 
-    /// Runs a request, unless the VM ends first.
+    /// Runs a request, unless the VM ends first, or stands still for too long; what the
+    /// request began in the guest goes on when the VM does.
     async fn or_gone<R>(
         &self,
         work: impl Future<Output = Result<R, ConnectError>>,
     ) -> Result<R, ConnectError> {
         let mut status = self.machine.status.subscribe();
         let mut ending = self.machine.status.subscribe();
+        let mut stalling = self.machine.status.subscribe();
         tokio::select! {
             biased;
             result = work => match result {
@@ -90,6 +93,7 @@ impl Service {
                 other => other,
             },
             status = until_ended_delayed(&mut ending) => Err(gone(&status)),
+            cause = until_stalled(&mut stalling) => Err(ConnectError::aborted(cause)),
         }
     }
 }
@@ -286,6 +290,9 @@ impl shim::Shim for Service {
     ) -> ServiceResult<SnapshotResponse> {
         let request = request.to_owned_message();
         let running = self.running()?;
+        if let Some(cause) = self.machine.status.borrow().stalled() {
+            return Err(ConnectError::aborted(cause));
+        }
         // A task of its own: a caller that goes away must not leave the VM stopped.
         let machine = Arc::clone(&self.machine);
         let task = tokio::spawn(async move {

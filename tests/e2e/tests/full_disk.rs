@@ -4,6 +4,7 @@ use pando_testkit::{Options, World};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A small file system of its own, unmounted when dropped.
 struct Mounted(PathBuf);
@@ -60,6 +61,8 @@ fn a_create_on_a_full_disk_is_refused_and_leaves_nothing() {
         ..Options::default()
     });
     let id = world.create();
+    // Nothing of the guest's is left to be written.
+    world.sh(&id, "sudo sync");
     let filler = mounted.0.join("filler");
     let filled = Command::new("dd")
         .arg("if=/dev/zero")
@@ -84,7 +87,30 @@ fn a_create_on_a_full_disk_is_refused_and_leaves_nothing() {
     assert_eq!(world.ok(["ls", "-q"]), id);
     assert_eq!(world.sh(&id, "echo still"), "still");
 
+    // One that must write stands still, says so, and goes on when it can.
+    let writes =
+        json!({ "shell": "dd if=/dev/zero of=$HOME/big bs=1M count=64 conv=fsync 2>&1; sync" });
+    let exec = format!("/v1/sandboxes/{id}/exec");
+    let stalled = world.api().post(&exec, &writes);
+    assert_eq!(
+        (stalled.status, &stalled.json()["error"]["code"]),
+        (507, &json!("no_space")),
+        "{}",
+        stalled.text
+    );
+    let reason = world.inspect(&id)["state_reason"].clone();
+    assert_eq!(reason, "it stands still: the host's disk is full");
     std::fs::remove_file(&filler).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !world.inspect(&id)["state_reason"].is_null() {
+        assert!(Instant::now() < deadline, "it still stands still");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // What was begun has gone on by itself, to its end.
+    world.sh(
+        &id,
+        "while pgrep -x dd; do sleep 0.1; done; test $(stat -c %s ~/big) = 67108864",
+    );
     world.ok(["rm", &id]);
     let next = world.create();
     assert_eq!(world.sh(&next, "echo again"), "again");

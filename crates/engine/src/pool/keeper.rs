@@ -198,7 +198,7 @@ impl Engine {
     fn watch_slot(&self, id: SandboxId, shim: Arc<Shim>) {
         let engine = self.clone();
         tokio::spawn(async move {
-            let (_, cause) = end_of(&shim, &engine.inner.dirs.get(&id)).await;
+            let (_, cause) = end_of(&shim, &engine.inner.dirs.get(&id), drop).await;
             let died = {
                 let mut state = engine.inner.pool.lock();
                 let before = state.slots.len();

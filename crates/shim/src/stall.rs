@@ -1,0 +1,89 @@
+//! A VM that stands still because the host could not write for it.
+//!
+//! QEMU stops a VM whose disk request fails for want of space, and says so once. Nothing is
+//! lost: the request is done again when the VM goes on, which somebody has to tell it.
+
+use crate::machine::{Machine, Status};
+use pando_vmm::{Qemu, RunState, VmEvent, Vmm as _};
+use pando_wire::shim::State;
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+
+/// Between two tries. Each is one disk request that fails again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// A VM that went on fails its request within this, if it still fails.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// How long a caller waits for a VM that stands still before it is told.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+impl Machine {
+    /// Lets the VM go on whenever the host can write for it again.
+    pub(crate) async fn follow_stalls(&self, qemu: &Qemu) {
+        let mut events = qemu.subscribe();
+        // What came before may have been missed.
+        self.outlast(qemu, "a disk request failed").await;
+        loop {
+            match events.recv().await {
+                Ok(VmEvent::BlockIoError {
+                    stopped: true,
+                    no_space,
+                    reason,
+                }) => {
+                    let what = match no_space {
+                        true => "the host's disk is full",
+                        false => reason.as_str(),
+                    };
+                    self.outlast(qemu, what).await;
+                }
+                Ok(_) => {}
+                Err(RecvError::Lagged(_)) => self.outlast(qemu, "a disk request failed").await,
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    /// Tries until the VM runs. Its end, which its owner sees, ends this too.
+    async fn outlast(&self, qemu: &Qemu, why: &str) {
+        let stands_still = async || matches!(qemu.run_state().await, Ok(RunState::IoError));
+        if !stands_still().await {
+            return;
+        }
+        self.set(State::STATE_RUNNING, format!("it stands still: {why}"));
+        while stands_still().await {
+            tokio::time::sleep(RETRY).await;
+            // Not in the middle of a snapshot.
+            let _disks = self.disk_layers.lock().await;
+            if stands_still().await && qemu.cont().await.is_err() {
+                return;
+            }
+            tokio::time::sleep(SETTLE).await;
+        }
+        self.set(State::STATE_RUNNING, String::new());
+    }
+}
+
+impl Status {
+    /// Why the VM stands still, if it does.
+    pub(crate) fn stalled(&self) -> Option<&str> {
+        let stalled = self.state == State::STATE_RUNNING && !self.cause.is_empty();
+        stalled.then_some(self.cause.as_str())
+    }
+}
+
+/// Resolves when the VM has stood still for a while, and says why.
+pub(crate) async fn until_stalled(status: &mut watch::Receiver<Status>) -> String {
+    loop {
+        let stalled = status.wait_for(|status| status.stalled().is_some()).await;
+        let Ok(cause) = stalled.map(|status| status.cause.clone()) else {
+            // The shim ends, and the request with it.
+            return std::future::pending().await;
+        };
+        let goes_on = status.wait_for(|status| status.stalled().is_none());
+        if tokio::time::timeout(PATIENCE, goes_on).await.is_err() {
+            return cause;
+        }
+    }
+}
