@@ -11,8 +11,7 @@
 //! nowhere else: it is built in and parsed.
 //!
 //! Limits: one machine, one daemon, the template `base` at its default size. Memory
-//! and CPU time are read from `/proc`, so the daemon must be on this host, and
-//! QEMU's maps must be readable, as they are for root.
+//! and CPU time are read from `/proc`, so the daemon must be on this host.
 
 mod bounds;
 mod container;

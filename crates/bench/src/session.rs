@@ -2,6 +2,7 @@
 
 use crate::container::Containers;
 use crate::daemon::Daemon;
+use crate::stats::milliseconds_since;
 use crate::{BenchError, Counts};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pando_client::api::{CreateSandboxRequest, ExecRequest, Status};
@@ -221,10 +222,6 @@ pub(crate) async fn limited<T>(
             limit: REQUEST_LIMIT,
         }),
     }
-}
-
-pub(crate) fn milliseconds_since(began: Instant) -> f64 {
-    began.elapsed().as_secs_f64() * 1e3
 }
 
 #[cfg(test)]

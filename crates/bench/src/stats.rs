@@ -1,6 +1,7 @@
 //! Numbers from samples.
 
 use serde::Serialize;
+use std::time::Instant;
 
 /// What a figure's numbers count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -102,6 +103,11 @@ impl Summary {
             worst: *sorted.last()?,
         })
     }
+}
+
+/// Time that has passed, to the microsecond: what is beyond is noise.
+pub(crate) fn milliseconds_since(began: Instant) -> f64 {
+    began.elapsed().as_micros() as f64 / 1e3
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Container runtimes: which are here, and how long they take.
 
 use super::bundle;
+use crate::stats::milliseconds_since;
 use crate::{BenchError, procfs};
 use std::ffi::OsString;
 use std::fs;
@@ -241,7 +242,11 @@ impl Runtime {
             stdin.write_all(bytes).await?;
             drop(stdin);
             let status = child.wait().await?;
-            Ok((elapsed_ms(began), status.to_string(), status.success()))
+            Ok((
+                milliseconds_since(began),
+                status.to_string(),
+                status.success(),
+            ))
         };
         self.checked(work).await
     }
@@ -258,7 +263,11 @@ impl Runtime {
                 tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await?;
             }
             let status = child.wait().await?;
-            Ok((elapsed_ms(began), status.to_string(), status.success()))
+            Ok((
+                milliseconds_since(began),
+                status.to_string(),
+                status.success(),
+            ))
         };
         self.checked(work).await
     }
@@ -336,7 +345,11 @@ impl Runtime {
         let work = async {
             let began = Instant::now();
             let status = command.status().await?;
-            Ok((elapsed_ms(began), status.to_string(), status.success()))
+            Ok((
+                milliseconds_since(began),
+                status.to_string(),
+                status.success(),
+            ))
         };
         self.checked(work).await
     }
@@ -391,10 +404,6 @@ async fn cgroup2_namespace() -> io::Result<(Child, u32)> {
         true => Err(io::Error::other("it cannot be mounted")),
         false => Ok((child, pid)),
     }
-}
-
-fn elapsed_ms(began: Instant) -> f64 {
-    began.elapsed().as_secs_f64() * 1e3
 }
 
 fn last_line(output: &Output) -> String {

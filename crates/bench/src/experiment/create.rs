@@ -4,8 +4,8 @@ use super::{BesideContainers, run_name};
 use crate::BenchError;
 use crate::figure::{Baseline, Figure, Measured};
 use crate::schedule::interleave;
-use crate::session::{Made, SIDE_BY_SIDE, Session, Start, milliseconds_since};
-use crate::stats::Better;
+use crate::session::{Made, SIDE_BY_SIDE, Session, Start};
+use crate::stats::{Better, milliseconds_since};
 use std::time::Instant;
 
 /// One at a time, each from a full pool.

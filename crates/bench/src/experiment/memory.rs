@@ -57,7 +57,7 @@ fn figures(costs: &[Cost]) -> Vec<Figure> {
 
 fn missing(error: &io::Error) -> Vec<Figure> {
     let names = ["memory", "memory-guest", "memory-vmm", "memory-shim"];
-    let reason = format!("QEMU's maps cannot be read, which root can: {error}");
+    let reason = format!("QEMU's memory maps cannot be read: {error}");
     names
         .into_iter()
         .map(|name| Figure::missing(name, reason.clone()))
