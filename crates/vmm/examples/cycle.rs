@@ -209,7 +209,8 @@ async fn snapshot(
     qemu.save_device_state(device).await?;
     step("device state", started);
     let started = Instant::now();
-    let captured = image.capture(&*qemu.guest_memory()?)?;
+    let memory = qemu.guest_memory()?;
+    let captured = image.capture(&memory)?;
     step(
         &format!("capture {} pages", captured.private_pages()),
         started,

@@ -72,7 +72,7 @@ async fn a_snapshot_of_a_child_has_its_pages_and_the_child_runs_on() {
         .unwrap();
     child.qemu.stop().await.unwrap();
     child.qemu.save_device_state(&second_state).await.unwrap();
-    let captured = image.capture(&*child.qemu.guest_memory().unwrap()).unwrap();
+    let captured = image.capture(&child.qemu.guest_memory().unwrap()).unwrap();
     let sealed = child.qemu.switch_disk_overlay(overlay).await.unwrap();
     let reached = child.last_letter().await;
     child.qemu.cont().await.unwrap();
@@ -130,7 +130,7 @@ async fn a_vm_that_was_bound_later_is_like_any_other() {
     machine.qemu.stop().await.unwrap();
     let mut image = MemoryImage::prepare(&slot("memory"), &world.path("m2"), ARENA_BYTES).unwrap();
     let captured = image
-        .capture(&*machine.qemu.guest_memory().unwrap())
+        .capture(&machine.qemu.guest_memory().unwrap())
         .unwrap();
     assert!(captured.private_pages() >= 2, "{captured:?}");
     let overlay = machine
@@ -155,7 +155,7 @@ async fn pages_that_do_not_fit_the_arena_are_captured_all_the_same() {
     let (roomy, tight) = (world.path("roomy"), world.path("tight"));
     for (path, arena) in [(&roomy, ARENA_BYTES), (&tight, 2 * 4096)] {
         let mut image = MemoryImage::prepare(&world.path("memory"), path, arena).unwrap();
-        let captured = image.capture(&*child.qemu.guest_memory().unwrap()).unwrap();
+        let captured = image.capture(&child.qemu.guest_memory().unwrap()).unwrap();
         assert_eq!(captured.spilled_bytes > 0, path == &tight, "{captured:?}");
         image.finish().unwrap();
     }

@@ -289,7 +289,7 @@ impl Engine {
             }
             state.slots.push(Slot {
                 id: id.clone(),
-                target: target.clone(),
+                target,
                 shim: None,
             });
         }

@@ -210,12 +210,12 @@ impl Pool {
     /// Takes out the best slot of this that waits.
     pub(crate) fn take(&self, key: &str) -> Option<Taken> {
         let mut state = self.lock();
-        let fits = |slot: &&mut Slot| slot.target.key == key && slot.shim.is_some();
+        let fits = |slot: &Slot| slot.target.key == key && slot.shim.is_some();
         let best = state
             .slots
-            .iter_mut()
+            .iter()
             .enumerate()
-            .filter(|(_, slot)| fits(&slot))
+            .filter(|(_, slot)| fits(slot))
             // The oldest of the best kind.
             .min_by_key(|(index, slot)| (slot.target.kind, *index));
         let index = best.map(|(index, _)| index)?;
