@@ -3,7 +3,7 @@
 //! `$ ` begins a command and `> ` goes on with it; what follows is its output, compared
 //! after ids, times and dates are taken out. A line `...` stands for any lines.
 
-use pando_testkit::{World, pando};
+use pando_testkit::{Options, World, pando};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -31,7 +31,11 @@ fn check(document: &str) {
     let text = std::fs::read_to_string(&path).unwrap();
     let steps = steps(&text);
     assert!(!steps.is_empty(), "{document} has no console block");
-    let world = World::start();
+    // As a reader's daemon is: with clones that wait.
+    let world = World::with(Options {
+        env: vec![("PANDO_WARM".to_owned(), "auto".to_owned())],
+        ..Options::default()
+    });
     let mut shell = Shell::start(&world);
     for step in steps {
         let said = shell.run(&step.command);
