@@ -264,6 +264,41 @@ impl World {
         answer.json()
     }
 
+    /// What waits for requests, as the daemon's status says it.
+    pub fn pool(&self) -> Value {
+        self.api().get("/v1/status").json()["pool"].clone()
+    }
+
+    /// Waits until the pool is like this. A fill takes a second; other tests may keep the
+    /// machine busy.
+    pub fn await_pool(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            let pool = self.pool();
+            if fits(&pool) {
+                return pool;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the pool is still not {what}: {pool}\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until everything that is wanted waits.
+    pub fn await_full_pool(&self) -> Value {
+        self.await_pool("full", |pool| {
+            let slots = pool["slots"].as_array().expect("a list");
+            !slots.is_empty()
+                && pool["filling"] == 0
+                && slots
+                    .iter()
+                    .all(|slots| slots["waiting"] == slots["wanted"])
+        })
+    }
+
     /// Waits until a sandbox has this state, which an event brings about soon.
     pub fn await_state(&self, id: &str, state: &str) -> Value {
         let deadline = Instant::now() + Duration::from_secs(30);

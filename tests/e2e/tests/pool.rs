@@ -26,41 +26,15 @@ fn world_with(warm: usize, env: &[(&str, String)]) -> World {
         env,
         ..Options::default()
     });
-    await_full(&world);
+    world.await_full_pool();
     world
-}
-
-fn pool(world: &World) -> Value {
-    world.api().get("/v1/status").json()["pool"].clone()
-}
-
-fn await_pool(world: &World, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let pool = pool(world);
-        if fits(&pool) {
-            return pool;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "the pool is still not {what}: {pool}\n{}",
-            world.log()
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 fn is_full(pool: &Value) -> bool {
     let slots = pool["slots"].as_array().expect("a list");
-    !slots.is_empty()
-        && pool["filling"] == 0
-        && slots
-            .iter()
-            .all(|slots| slots["waiting"] == slots["wanted"])
-}
-
-fn await_full(world: &World) -> Value {
-    await_pool(world, "full", is_full)
+    slots
+        .iter()
+        .all(|slots| slots["waiting"] == slots["wanted"])
 }
 
 fn waiting(pool: &Value) -> u64 {
@@ -117,7 +91,7 @@ fn a_claimed_clone_looks_like_one_that_was_loaded() {
     let world = world(1);
     let request = json!({ "env": { "COLOUR": "green" }, "labels": { "a": "b" }, "name": "web" });
     let claimed = create(&world, &request);
-    assert_eq!(pool(&world)["claims"]["warm"], 1);
+    assert_eq!(world.pool()["claims"]["warm"], 1);
     let described = world.inspect(&claimed);
     assert_eq!(described["name"], "web");
     assert_eq!(described["state"], "running");
@@ -165,7 +139,7 @@ fn waiting_clones_share_nothing_secret_and_know_the_time() {
             assert!(seen.insert(word.to_owned()), "two clones gave {word}");
         }
     }
-    assert_eq!(pool(&world)["claims"]["warm"], 2);
+    assert_eq!(world.pool()["claims"]["warm"], 2);
 }
 
 #[test]
@@ -218,7 +192,7 @@ fn a_claim_is_followed_by_a_refill() {
         before.contains(&id),
         "a slot has the id of the sandbox it becomes"
     );
-    await_full(&world);
+    world.await_full_pool();
     let after: BTreeSet<_> = slots(&world, "warm").into_iter().collect();
     assert_eq!(after.len(), 2);
     assert!(!after.contains(&id));
@@ -240,20 +214,20 @@ fn more_requests_than_clones_are_all_served() {
     for id in &ids {
         assert_eq!(world.sh(id, "hostname"), *id);
     }
-    let claims = pool(&world)["claims"].clone();
+    let claims = world.pool()["claims"].clone();
     let count = |kind: &str| claims[kind].as_u64().expect("a number");
     assert_eq!(count("warm"), 1, "{claims}");
     assert_eq!(count("bound"), 1, "{claims}");
     assert_eq!(count("generic"), 1, "{claims}");
     assert_eq!(count("none"), 1, "{claims}");
-    await_full(&world);
+    world.await_full_pool();
 }
 
 #[test]
 fn without_a_pool_nothing_waits() {
     let world = World::start();
     world.create();
-    let pool = pool(&world);
+    let pool = world.pool();
     assert_eq!(pool["slots"], json!([]));
     assert_eq!(
         pool["claims"],
@@ -278,17 +252,15 @@ fn under_memory_pressure_the_pool_gives_way_and_comes_back() {
     let reserve = available_mib() - 2048;
     let world = world_with(2, &[("PANDO_RESERVE_MIB", reserve.to_string())]);
     let hog = vec![1_u8; 4096 << 20];
-    let pool_now = await_pool(&world, "empty", |pool| {
-        waiting(pool) == 0 && pool["filling"] == 0
-    });
+    let pool_now = world.await_pool("empty", |pool| waiting(pool) == 0 && pool["filling"] == 0);
     assert_eq!(pool_now["limited_by"], "the host's memory");
     assert_eq!(directories(&world).len(), 0, "a slot's files are left");
     let id = world.create();
     assert_eq!(world.sh(&id, "echo on"), "on");
-    assert_eq!(pool(&world)["claims"]["none"], 1);
+    assert_eq!(world.pool()["claims"]["none"], 1);
     assert!(hog.iter().step_by(4096).all(|byte| *byte == 1));
     drop(hog);
-    let pool = await_full(&world);
+    let pool = world.await_full_pool();
     assert_eq!(pool["limited_by"], Value::Null);
 }
 
@@ -296,7 +268,7 @@ fn under_memory_pressure_the_pool_gives_way_and_comes_back() {
 fn a_template_that_is_removed_takes_its_clones_along() {
     let world = world(2);
     let kept = world.create();
-    await_full(&world);
+    world.await_full_pool();
     assert_eq!(world.ok(["template", "rm", "base"]), "base");
     let deadline = Instant::now() + PATIENCE;
     while directories(&world).len() > 1 {
@@ -307,7 +279,7 @@ fn a_template_that_is_removed_takes_its_clones_along() {
         );
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert_eq!(pool(&world)["slots"], json!([]));
+    assert_eq!(world.pool()["slots"], json!([]));
     let refused = world.run(["create"]);
     assert!(
         refused.stderr.contains("template `base:latest` not found")
@@ -319,9 +291,9 @@ fn a_template_that_is_removed_takes_its_clones_along() {
     assert!(again.stderr.contains("not found"), "{again:?}");
     assert_eq!(world.sh(&kept, "echo on"), "on");
     world.ok(["template", "bake", "base"]);
-    await_full(&world);
+    world.await_full_pool();
     world.create();
-    assert_eq!(pool(&world)["claims"]["warm"], 2);
+    assert_eq!(world.pool()["claims"]["warm"], 2);
 }
 
 #[test]
@@ -331,7 +303,7 @@ fn the_next_daemon_goes_on_with_the_clones_that_wait() {
     let processes: Vec<u32> = before.iter().map(|id| world.shim_pid(id)).collect();
     world.kill_daemon();
     world.start_daemon();
-    await_full(&world);
+    world.await_full_pool();
     let mut after = slots(&world, "warm");
     after.sort();
     assert_eq!(after, before, "other clones wait now");
@@ -345,14 +317,14 @@ fn the_next_daemon_goes_on_with_the_clones_that_wait() {
     let id = world.create();
     assert!(before.contains(&id));
     assert_eq!(world.sh(&id, "hostname"), id);
-    assert_eq!(pool(&world)["claims"]["warm"], 1);
+    assert_eq!(world.pool()["claims"]["warm"], 1);
 }
 
 #[test]
 fn a_daemon_that_ends_in_order_leaves_no_clone_behind() {
     let world = world(2);
     let kept = world.create();
-    await_full(&world);
+    world.await_full_pool();
     let pids: Vec<u32> = slots(&world, "warm")
         .iter()
         .map(|id| world.shim_pid(id))
@@ -399,7 +371,7 @@ fn a_clone_that_dies_is_replaced_and_no_request_notices() {
         signal(pid, "-KILL");
         // The last time at once: the daemon may not know yet.
         if round < 2 {
-            await_pool(&world, "full with another", |pool| {
+            world.await_pool("full with another", |pool| {
                 is_full(pool) && slots(&world, "warm") != [slot.clone()]
             });
             assert!(!world.sandbox_dir(&slot).exists(), "its files are left");
@@ -407,7 +379,7 @@ fn a_clone_that_dies_is_replaced_and_no_request_notices() {
         let id = world.create();
         assert_ne!(id, slot);
         assert_eq!(world.sh(&id, "hostname"), id);
-        await_full(&world);
+        world.await_full_pool();
     }
 }
 
