@@ -7,10 +7,11 @@ use crate::error::ApiError;
 use crate::json::{JsonBody, Params, Target};
 use crate::proxy::{guest_body, guest_uri};
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request};
 use axum::response::Response;
 use axum::{Extension, Json};
 use base64::Engine as _;
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use pando_api as api;
 use pando_engine::request::Caller;
@@ -45,6 +46,46 @@ pub(super) struct ListQuery {
     path: String,
     user: Option<String>,
     depth: Option<u32>,
+}
+
+/// Whose files of which sandbox a request is about.
+pub(super) struct Files {
+    api: Api,
+    caller: Caller,
+    sandbox: String,
+}
+
+impl FromRequestParts<Api> for Files {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let Target(sandbox) = Target::from_request_parts(parts, api).await?;
+        let no_caller = |_| ApiError::Internal("the request has no caller".to_owned());
+        let caller = Extension::from_request_parts(parts, api).await;
+        let Extension(caller) = caller.map_err(no_caller)?;
+        Ok(Self {
+            api: api.clone(),
+            caller,
+            sandbox,
+        })
+    }
+}
+
+impl Files {
+    /// The service, for `user`, once the paths have been checked.
+    fn at<'a>(
+        &'a self,
+        paths: &[&str],
+        user: Option<&'a str>,
+    ) -> Result<FileService<'a>, ApiError> {
+        paths.iter().copied().try_for_each(check_path)?;
+        Ok(FileService {
+            api: &self.api,
+            caller: &self.caller,
+            sandbox: &self.sandbox,
+            user,
+        })
+    }
 }
 
 /// One sandbox's file service, for one caller.
@@ -126,19 +167,11 @@ fn check_path(path: &str) -> Result<(), ApiError> {
 
 /// Reads a file, or a range of it.
 pub(super) async fn read(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     Params(query): Params<FileQuery>,
     request_headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    check_path(&query.path)?;
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: query.user.as_deref(),
-    };
+    let service = files.at(&[&query.path], query.user.as_deref())?;
     let mut headers = HeaderMap::new();
     for name in [header::RANGE, header::IF_RANGE] {
         if let Some(value) = request_headers.get(&name) {
@@ -181,19 +214,11 @@ pub(super) async fn read(
 
 /// Writes a file, with its missing parents.
 pub(super) async fn write(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     Params(query): Params<FileQuery>,
     request: Request,
 ) -> Result<Json<api::FileInfo>, ApiError> {
-    check_path(&query.path)?;
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: query.user.as_deref(),
-    };
+    let service = files.at(&[&query.path], query.user.as_deref())?;
     let mut headers = HeaderMap::new();
     headers.insert(
         header::CONTENT_TYPE,
@@ -212,18 +237,10 @@ pub(super) async fn write(
 
 /// Removes a file or a directory; one that is not there is an error here.
 pub(super) async fn remove(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     Params(query): Params<FileQuery>,
 ) -> Result<StatusCode, ApiError> {
-    check_path(&query.path)?;
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: query.user.as_deref(),
-    };
+    let service = files.at(&[&query.path], query.user.as_deref())?;
     service.stat(&query.path).await?;
     service
         .call("Remove", &json!({ "path": query.path }))
@@ -233,41 +250,25 @@ pub(super) async fn remove(
 
 /// Describes a file.
 pub(super) async fn stat(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     Params(query): Params<FileQuery>,
 ) -> Result<Json<api::FileInfo>, ApiError> {
-    check_path(&query.path)?;
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: query.user.as_deref(),
-    };
+    let service = files.at(&[&query.path], query.user.as_deref())?;
     Ok(Json(service.stat(&query.path).await?))
 }
 
 /// Lists a directory.
 pub(super) async fn list(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     Params(query): Params<ListQuery>,
 ) -> Result<Json<api::FileList>, ApiError> {
-    check_path(&query.path)?;
+    let service = files.at(&[&query.path], query.user.as_deref())?;
     let depth = query.depth.unwrap_or(1);
     if depth == 0 || depth > MAX_DEPTH {
         return Err(ApiError::BadParameter(format!(
             "`depth` must be 1 to {MAX_DEPTH}"
         )));
     }
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: query.user.as_deref(),
-    };
     let listing = service
         .call("ListDir", &json!({ "path": query.path, "depth": depth }))
         .await?;
@@ -276,18 +277,10 @@ pub(super) async fn list(
 
 /// Makes a directory and its missing parents.
 pub(super) async fn make_dir(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     JsonBody(request): JsonBody<api::MakeDirRequest>,
 ) -> Result<(StatusCode, Json<api::FileInfo>), ApiError> {
-    check_path(&request.path)?;
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: request.user.as_deref(),
-    };
+    let service = files.at(&[&request.path], request.user.as_deref())?;
     let made = service
         .call("MakeDir", &json!({ "path": request.path }))
         .await?;
@@ -296,19 +289,11 @@ pub(super) async fn make_dir(
 
 /// Moves or renames a file or a directory.
 pub(super) async fn move_file(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Target(sandbox): Target,
+    files: Files,
     JsonBody(request): JsonBody<api::MoveRequest>,
 ) -> Result<Json<api::FileInfo>, ApiError> {
-    check_path(&request.from)?;
-    check_path(&request.to)?;
-    let service = FileService {
-        api: &api,
-        caller: &caller,
-        sandbox: &sandbox,
-        user: request.user.as_deref(),
-    };
+    let paths = [request.from.as_str(), &request.to];
+    let service = files.at(&paths, request.user.as_deref())?;
     let moved = service
         .call(
             "Move",
