@@ -110,17 +110,15 @@ impl Daemon {
     }
 }
 
-/// Kills every process that names this directory: shims outlive their daemon by design, and
+/// Kills every process that names this directory or works in it: shims outlive their daemon by design, and
 /// their VMs go with them.
 async fn sweep(directory: &Path) {
     let began = Instant::now();
     let name = directory.display().to_string();
     while began.elapsed() < SWEEP_LIMIT {
-        let left = procfs::matching(|line| line.contains(&name)).unwrap_or_default();
-        let left: Vec<_> = left
-            .into_iter()
-            .filter(|pid| *pid != std::process::id())
-            .collect();
+        let mut left = procfs::matching(|line| line.contains(&name)).unwrap_or_default();
+        left.extend(procfs::working_in(directory));
+        left.retain(|pid| *pid != std::process::id());
         if left.is_empty() {
             return;
         }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 /// Memory in KiB as `VmRSS` and `VmHWM` of `status` have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +71,19 @@ pub(crate) fn matching(wanted: impl Fn(&str) -> bool) -> io::Result<Vec<u32>> {
         wanted(&String::from_utf8_lossy(&line))
     };
     Ok(processes()?.into_iter().filter(matches).collect())
+}
+
+/// Processes whose working directory is in this one: a VMM need not name it.
+pub(crate) fn working_in(directory: &Path) -> Vec<u32> {
+    let works = |pid: &u32| {
+        let place = fs::read_link(format!("/proc/{pid}/cwd"));
+        place.is_ok_and(|place| place.starts_with(directory))
+    };
+    processes()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(works)
+        .collect()
 }
 
 fn processes() -> io::Result<Vec<u32>> {

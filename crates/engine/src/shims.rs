@@ -75,8 +75,13 @@ impl ShimStarter {
         let child = self.spawn(dir, listener, identity)?;
         let process = ShimProcess::of(child.pid());
         if let Some(process) = process {
-            write_whole(&dir.process(), process.to_line().as_bytes())
-                .map_err(|error| no_space_or(&error, "cannot write the shim's process id"))?;
+            let written = write_whole(&dir.process(), process.to_line().as_bytes());
+            if let Err(error) = written {
+                // Nobody would find it again.
+                process.kill().await;
+                drop(child.try_wait());
+                return Err(no_space_or(&error, "cannot write the shim's process id"));
+            }
         }
         tokio::spawn(reap(child));
         let client = ShimClient::connect(&dir.socket())

@@ -3,6 +3,7 @@
 use crate::bake::{Ingredients, TIMER_TOLERANCE_PPM, link_boot, link_layers};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
+use crate::pool::Wanted;
 use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
@@ -99,7 +100,12 @@ impl Engine {
                     Some(entry) => entry,
                     None => self.load(&wish).await?,
                 };
-                pool.asked(&keys, &template, &ingredients, forgets);
+                let wanted = Wanted {
+                    keys: &keys,
+                    template: &template,
+                    ingredients: &ingredients,
+                };
+                pool.asked(&wanted, forgets);
                 Ok(entry)
             }
         }
@@ -330,9 +336,13 @@ impl Engine {
         let (engine, entry, shim) = (self.clone(), Arc::clone(entry), Arc::clone(shim));
         tokio::spawn(async move {
             let told = |cause: String| {
+                let current = entry.shim();
+                let current = current.is_some_and(|current| Arc::ptr_eq(&current, &shim));
                 // Only in memory: why a sandbox stands still may be that nothing can be written.
-                entry
-                    .update(|row| row.state_reason = Some(cause).filter(|cause| !cause.is_empty()));
+                if current && entry.state() == SandboxState::Running {
+                    let reason = Some(cause).filter(|cause| !cause.is_empty());
+                    entry.update(|row| row.state_reason = reason);
+                }
             };
             let (state, cause) = end_of(&shim, &engine.inner.dirs.get(&entry.id), told).await;
             let _turn = entry.turn.lock().await;
@@ -483,6 +493,7 @@ impl Engine {
 
 /// A shim's last words are a sentence or two.
 const CAUSE_BYTES: u64 = 4 << 10;
+const CAUSE_CHARS: usize = 1 << 10;
 
 /// Waits for a VM's end and says what it means. While it lives, `told` is given what there
 /// is to say of it: nothing, or why it stands still.
@@ -495,9 +506,13 @@ pub(crate) async fn end_of(
         while let Ok(Some(message)) = states.message().await {
             let message = message.to_owned_message();
             match message.state.as_known() {
-                Some(State::STATE_STOPPED) => return (SandboxState::Stopped, message.cause),
-                Some(State::STATE_FAILED) => return (SandboxState::Failed, message.cause),
-                Some(State::STATE_RUNNING) => told(message.cause),
+                Some(State::STATE_STOPPED) => {
+                    return (SandboxState::Stopped, bounded(&message.cause));
+                }
+                Some(State::STATE_FAILED) => {
+                    return (SandboxState::Failed, bounded(&message.cause));
+                }
+                Some(State::STATE_RUNNING) => told(bounded(&message.cause)),
                 _ => {}
             }
         }
@@ -510,7 +525,13 @@ pub(crate) fn last_words(dir: &SandboxDir) -> Option<(SandboxState, String)> {
     let text = read_untrusted(&dir.ended(), CAUSE_BYTES).ok()?;
     let text = String::from_utf8_lossy(&text);
     let (word, cause) = text.split_once('\n')?;
-    Some((word.parse().ok()?, cause.trim().to_owned()))
+    Some((word.parse().ok()?, bounded(cause.trim())))
+}
+
+/// What a shim says of its end, as far as it is kept: a guest may have taken it over.
+fn bounded(cause: &str) -> String {
+    let plain = cause.chars().filter(|c| !c.is_control());
+    plain.take(CAUSE_CHARS).collect()
 }
 
 fn default_template() -> TemplateRef {

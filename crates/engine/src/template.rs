@@ -56,12 +56,16 @@ impl Engine {
             let ingredients = engine.with_initrd(base, size).await?;
             progress("booting once and saving the ready guest");
             engine.bake_both(&ingredients).await?;
+            let forgets = engine.inner.pool.forgets();
             engine
                 .write_template(&caller, &template, &ingredients.base, options.host_ca)
                 .await?;
             let root = ingredients.base.content_hash.as_str();
-            engine.inner.pool.forget(&template, Some(root));
-            engine.stand(&template, &ingredients);
+            let now = engine.inner.pool.forget(&template, Some(root));
+            // But for this change itself: removed meanwhile, it is not wanted.
+            if now == forgets + 1 {
+                engine.want(&template, &ingredients, now);
+            }
             engine.template(&caller, &template).await
         })
         .await
@@ -77,11 +81,12 @@ impl Engine {
         template: &TemplateRef,
         size: Size,
     ) -> Result<(), EngineError> {
+        let forgets = self.inner.pool.forgets();
         let ingredients = self.ingredients(caller, template, size).await?;
         let template = template.clone();
         self.detached(move |engine| async move {
             engine.bake_both(&ingredients).await?;
-            engine.stand(&template, &ingredients);
+            engine.want(&template, &ingredients, forgets);
             Ok(())
         })
         .await

@@ -240,7 +240,12 @@ impl Engine {
         let response = shim.client.guest(request).await.map_err(|_| entry.gone())?;
         // The shim's own answers say that there is no guest to answer.
         if response.headers().contains_key("x-pando-shim") {
-            return Err(entry.gone());
+            return Err(match response.status() {
+                http::StatusCode::INSUFFICIENT_STORAGE => {
+                    EngineError::NoSpace("the sandbox stands still until there is some".to_owned())
+                }
+                _ => entry.gone(),
+            });
         }
         Ok(response)
     }

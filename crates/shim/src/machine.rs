@@ -26,6 +26,9 @@ const BAKE_TIMEOUT: Duration = Duration::from_secs(240);
 /// A load answers in well under a second; mounting a disk with a long journal takes a few.
 const SPAWN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long a guest that has answered may take to say something of itself.
+const INFO_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How long QEMU may take to leave after it was told to.
 const QUIT_GRACE: Duration = Duration::from_secs(3);
 
@@ -178,7 +181,7 @@ impl Machine {
         let guest = GuestClient::new(channel.ctl().clone(), config);
         let timer_error_ppm = match begin {
             Begin::Spawn { .. } => 0,
-            _ => self.timer_error_ppm(&guest).await,
+            _ => unless_ended(&qemu, self.timer_error_ppm(&guest)).await?,
         };
         Ok(Running {
             qemu,
@@ -193,17 +196,20 @@ impl Machine {
 
     /// A kernel measures its timer's rate once, in 100 ms of its boot; where the host is
     /// busy, the translator may stand still in the middle of it.
-    async fn timer_error_ppm(&self, guest: &GuestClient<Connection>) -> u32 {
+    async fn timer_error_ppm(&self, guest: &GuestClient<Connection>) -> Result<u32, StartError> {
         if self.spec.accelerator != "tcg" {
-            return 0;
+            return Ok(0);
         }
-        let info = guest.info(pando_wire::guest::InfoRequest::default()).await;
+        let info = guest.info(pando_wire::guest::InfoRequest::default());
+        let info = tokio::time::timeout(INFO_TIMEOUT, info).await;
         // A kernel that does not say is taken at its word.
-        let mult = info.map_or(0, |info| info.into_owned().timer_mult);
-        match mult {
+        let mult = info.map_or(0, |info| {
+            info.map_or(0, |info| info.into_owned().timer_mult)
+        });
+        Ok(match mult {
             0 => 0,
             mult => error_ppm(mult, TIMER_MULT),
-        }
+        })
     }
 
     fn config(

@@ -4,6 +4,7 @@ use crate::machine::Machine;
 use crate::passthrough::{self, Body};
 use crate::service::Service;
 use crate::spec::ShimSpec;
+use crate::stall::until_stalled;
 use connectrpc::{ConnectRpcService, Limits};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -133,7 +134,16 @@ async fn route(
     let path = request.uri().path();
     if path.starts_with(passthrough::PREFIX) && path[passthrough::PREFIX.len()..].starts_with('/') {
         return match machine.running.get() {
-            Some(running) => passthrough::forward(&running.channel, request).await,
+            Some(running) => {
+                let mut stalling = machine.status.subscribe();
+                tokio::select! {
+                    biased;
+                    answer = passthrough::forward(&running.channel, request) => answer,
+                    cause = until_stalled(&mut stalling) => {
+                        passthrough::plain(StatusCode::INSUFFICIENT_STORAGE, cause)
+                    }
+                }
+            }
             None => passthrough::plain(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the sandbox is starting".to_owned(),

@@ -102,9 +102,16 @@ impl Machine {
         let Some(sender) = self.claim.take() else {
             return false;
         };
-        // Before it goes: who asks for the state from now on waits for the outcome.
-        self.set(State::STATE_STARTING, String::new());
-        sender.send(request.into()).is_ok()
+        // Before it goes: who asks for the state from now on waits for the outcome. A VM that
+        // has died meanwhile stays failed.
+        let waits = self.status.send_if_modified(|status| {
+            let waits = status.state == State::STATE_WAITING;
+            if waits {
+                status.state = State::STATE_STARTING;
+            }
+            waits
+        });
+        waits && sender.send(request.into()).is_ok()
     }
 
     /// Binds a VM that fits any snapshot to the one whose layers are in the slot.

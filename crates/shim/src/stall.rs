@@ -4,7 +4,7 @@
 //! lost: the request is done again when the VM goes on, which somebody has to tell it.
 
 use crate::machine::{Machine, Status};
-use pando_vmm::{Qemu, RunState, VmEvent, Vmm as _};
+use pando_vmm::{Qemu, RunState, VmEvent, Vmm as _, VmmError};
 use pando_wire::shim::State;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
@@ -45,23 +45,39 @@ impl Machine {
         }
     }
 
-    /// Tries until the VM runs. Its end, which its owner sees, ends this too.
+    /// Tries until the VM runs, or has ended. A QEMU that does not answer for a while, busy
+    /// with a disk that hangs, is asked again: it says only once that it has stopped the VM.
     async fn outlast(&self, qemu: &Qemu, why: &str) {
-        let stands_still = async || matches!(qemu.run_state().await, Ok(RunState::IoError));
-        if !stands_still().await {
-            return;
-        }
-        self.set(State::STATE_RUNNING, format!("it stands still: {why}"));
-        while stands_still().await {
+        loop {
+            match qemu.run_state().await {
+                Ok(RunState::IoError) => self.stand_still(why),
+                Err(VmmError::Timeout { .. }) => {}
+                Ok(_) | Err(_) => break,
+            }
             tokio::time::sleep(RETRY).await;
             // Not in the middle of a snapshot.
             let _disks = self.disk_layers.lock().await;
-            if stands_still().await && qemu.cont().await.is_err() {
-                return;
+            if let Ok(RunState::IoError) = qemu.run_state().await {
+                // Whether it goes on is seen above.
+                drop(qemu.cont().await);
             }
             tokio::time::sleep(SETTLE).await;
         }
-        self.set(State::STATE_RUNNING, String::new());
+        let status = self.status.borrow().clone();
+        if status.stalled().is_some() {
+            self.set(State::STATE_RUNNING, String::new());
+        }
+    }
+
+    fn stand_still(&self, why: &str) {
+        let cause = format!("it stands still: {why}");
+        self.status.send_if_modified(|status| {
+            let new = status.state == State::STATE_RUNNING && status.cause != cause;
+            if new {
+                status.cause = cause;
+            }
+            new
+        });
     }
 }
 

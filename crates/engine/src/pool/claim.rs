@@ -3,6 +3,7 @@
 use super::{Keys, Kind, Taken};
 use crate::engine::Engine;
 use crate::sandboxes::Entry;
+use crate::shims::log_last_words;
 use crate::spawn::{DISKS, Wish, lay_out};
 use crate::{EngineError, identity, ids};
 use pando_store::{SnapshotKind, fault};
@@ -10,9 +11,11 @@ use pando_types::SandboxState;
 use pando_wire::shim::{Bind, ClaimRequest};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
 
-/// A claim is some ms of work. A host so busy that it takes longer has no use for it.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+/// A claim is some ms of work; a template's own hooks may take ten seconds of it. For all
+/// slots that are tried together: a host on which one hangs has no use for the next.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Engine {
     /// Turns a slot that waits into the sandbox; `None` if there is none. A slot that is
@@ -23,22 +26,28 @@ impl Engine {
         wish: &Wish<'_>,
     ) -> Result<Option<Arc<Entry>>, EngineError> {
         self.check_name(wish)?;
-        while let Some(taken) = self.take(keys, wish) {
-            match self.hand_over(&taken, wish).await {
+        let deadline = Instant::now() + CLAIM_TIMEOUT;
+        while Instant::now() < deadline
+            && let Some(taken) = self.take(keys, wish)
+        {
+            let error = match self.hand_over(&taken, wish, deadline).await {
                 Ok(entry) => {
                     self.inner.pool.count_claim(taken.kind.as_str());
                     return Ok(Some(entry));
                 }
-                Err(error) => {
-                    self.discard(&taken.id).await;
-                    match error {
-                        EngineError::SpawnFailed(cause) => {
-                            tracing::warn!(slot = %taken.id, "a slot could not be claimed: {cause}");
-                        }
-                        // The next slot would fare no better.
-                        error => return Err(error),
-                    }
+                Err(error) => error,
+            };
+            log_last_words(&self.inner.dirs.get(&taken.id));
+            let engine = self.clone();
+            let id = taken.id.clone();
+            // Not while the caller waits: what hangs may take its time to end.
+            tokio::spawn(async move { engine.discard(&id).await });
+            match error {
+                EngineError::SpawnFailed(cause) => {
+                    tracing::warn!(slot = %taken.id, "a slot could not be claimed: {cause}");
                 }
+                // The next slot would fare no better.
+                error => return Err(error),
             }
         }
         Ok(None)
@@ -76,7 +85,12 @@ impl Engine {
 
     /// The claim comes before the row: without a row a slot that was claimed is thrown
     /// away by the next daemon, since its shim no longer says that it waits.
-    async fn hand_over(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
+    async fn hand_over(
+        &self,
+        taken: &Taken,
+        wish: &Wish<'_>,
+        deadline: Instant,
+    ) -> Result<Arc<Entry>, EngineError> {
         let request = ClaimRequest {
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
@@ -84,7 +98,7 @@ impl Engine {
             bind: self.bind(taken, wish)?.into(),
             ..ClaimRequest::default()
         };
-        let ready = tokio::time::timeout(CLAIM_TIMEOUT, taken.shim.claim(request)).await;
+        let ready = tokio::time::timeout_at(deadline, taken.shim.claim(request)).await;
         let ready = ready
             .map_err(|_| EngineError::SpawnFailed("it did not answer in time".to_owned()))??;
         fault::point("sandbox.claimed");

@@ -58,10 +58,12 @@ pub(crate) struct Demand {
     /// Requests within [`RECENT`], the oldest first.
     requests: VecDeque<Instant>,
     last_used: Instant,
-    failed: BTreeMap<Kind, Failed>,
 }
 
-/// Slots of one kind could not be made.
+/// Targets that could not be filled a short while ago.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(BTreeMap<Target, Failed>);
+
 #[derive(Clone, Copy, Debug)]
 struct Failed {
     times: u32,
@@ -75,7 +77,6 @@ impl Demand {
             standing,
             requests: VecDeque::new(),
             last_used: now,
-            failed: BTreeMap::new(),
         }
     }
 
@@ -113,28 +114,6 @@ impl Demand {
         self.last_used
     }
 
-    /// A slot of it was made.
-    pub(crate) fn succeeded(&mut self, kind: Kind) {
-        self.failed.remove(&kind);
-    }
-
-    /// A slot of it could not be made.
-    pub(crate) fn failed(&mut self, kind: Kind, now: Instant) {
-        let (first, most) = BACKOFF;
-        let times = self.failed.get(&kind).map_or(0, |failed| failed.times);
-        let pause = first.saturating_mul(1 << times.min(16)).min(most);
-        let failed = Failed {
-            times: times + 1,
-            blocked_until: now + pause,
-        };
-        self.failed.insert(kind, failed);
-    }
-
-    fn is_blocked(&self, kind: Kind, now: Instant) -> bool {
-        let failed = self.failed.get(&kind);
-        failed.is_some_and(|failed| now < failed.blocked_until)
-    }
-
     /// The wishes that follow, for the snapshot `key`, one of those that `shape` fits.
     pub(crate) fn wants(
         &mut self,
@@ -153,13 +132,42 @@ impl Demand {
                 kind,
             },
             count,
-            blocked: self.is_blocked(kind, now),
+            blocked: false,
         };
         [
             want(key, Kind::Warm, warm),
             want(key, Kind::Bound, BOUND.min(warm)),
             want(shape, Kind::Generic, GENERIC.min(warm)),
         ]
+    }
+}
+
+impl Failures {
+    /// A slot of it was made.
+    pub(crate) fn succeeded(&mut self, target: &Target) {
+        self.0.remove(target);
+    }
+
+    /// A slot of it could not be made.
+    pub(crate) fn failed(&mut self, target: &Target, now: Instant) {
+        let (first, most) = BACKOFF;
+        let times = self.0.get(target).map_or(0, |failed| failed.times);
+        let pause = first.saturating_mul(1 << times.min(16)).min(most);
+        let failed = Failed {
+            times: times + 1,
+            blocked_until: now + pause,
+        };
+        self.0.insert(target.clone(), failed);
+    }
+
+    /// Marks what is left alone for now, and forgets what nobody wants.
+    pub(crate) fn mark(&mut self, wants: &mut [Want], now: Instant) {
+        self.0
+            .retain(|target, _| wants.iter().any(|want| want.target == *target));
+        for want in wants {
+            let failed = self.0.get(&want.target);
+            want.blocked = failed.is_some_and(|failed| now < failed.blocked_until);
+        }
     }
 }
 
@@ -221,22 +229,25 @@ mod tests {
     #[test]
     fn a_target_that_fails_is_tried_ever_less_often() {
         let mut now = Instant::now();
-        let mut demand = Demand::new(now, true);
+        let mut wants = Demand::new(now, true).wants(("k", "s"), WarmCount::Auto, now);
+        let mut failures = Failures::default();
         let mut tries = 0;
         let end = now + Duration::from_secs(3600);
         while now < end {
-            if !demand.wants(("k", "s"), WarmCount::Auto, now)[0].blocked {
+            failures.mark(&mut wants, now);
+            if !wants[0].blocked {
                 tries += 1;
-                demand.failed(Kind::Warm, now);
+                failures.failed(&wants[0].target, now);
             }
             now += SECOND;
         }
         assert!((15..=22).contains(&tries), "{tries} tries in an hour");
-        assert!(
-            !demand.wants(("k", "s"), WarmCount::Auto, now)[1].blocked,
-            "another kind is not to blame"
-        );
-        demand.succeeded(Kind::Warm);
-        assert!(!demand.wants(("k", "s"), WarmCount::Auto, now)[0].blocked);
+        assert!(!wants[1].blocked, "another kind is not to blame");
+        failures.succeeded(&wants[0].target);
+        failures.mark(&mut wants, now);
+        assert!(!wants[0].blocked);
+        failures.failed(&wants[0].target, now);
+        failures.mark(&mut wants[1..], now);
+        assert!(failures.0.is_empty(), "what nobody wants is forgotten");
     }
 }

@@ -1,7 +1,7 @@
 //! Carries the rules out: makes slots, ends them, takes over those of an earlier daemon.
 
 use super::rules::{self, Kind, Limit, Step, Target, View};
-use super::{Slot, Source, describe};
+use super::{Ready, Slot, Source, Wanted};
 use crate::EngineError;
 use crate::bake::Ingredients;
 use crate::engine::Engine;
@@ -14,6 +14,7 @@ use pando_types::{SandboxId, Size, TemplateRef};
 use pando_wire::shim::State as ShimState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
 
 /// Programs whose way every clone has gone before it is somebody's: what an exec does,
 /// and a shell. They leave nothing behind.
@@ -22,13 +23,20 @@ const WARM_UP: [&[&str]; 2] = [&["/bin/true"], &["/bin/sh", "-c", "true"]];
 /// A slot that takes longer is not worth waiting for.
 const FILL_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// A slot that waits says so at once; one that a daemon left half made is made anew.
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the end of a daemon waits for slots that are being claimed or made.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
+const CLOSE_PAUSE: Duration = Duration::from_millis(20);
+
 /// Bounds of the memory that is left to others where nothing is configured.
 const RESERVE_BYTES: std::ops::RangeInclusive<u64> = (512 << 20)..=(8 << 30);
 
 impl Engine {
     /// Keeps the pool as long as the daemon lives.
     pub(crate) async fn keep_pool(self) {
-        loop {
+        while !self.inner.pool.lock().closed {
             let view = self.look().await;
             match rules::next(&view) {
                 Step::Fill(target) => self.begin_to_fill(target),
@@ -92,7 +100,7 @@ impl Engine {
             state.slots.push(Slot {
                 id: id.clone(),
                 target: target.clone(),
-                shim: None,
+                ready: None,
             });
         }
         let engine = self.clone();
@@ -109,14 +117,16 @@ impl Engine {
 
     /// A slot was made, or was not.
     async fn filled(&self, id: &SandboxId, target: &Target, made: Result<Shim, EngineError>) {
-        if let Some(source) = self.inner.pool.lock().source(target) {
-            match &made {
-                Ok(_) => source.demand.succeeded(target.kind),
-                Err(error) => {
-                    source.demand.failed(target.kind, Instant::now());
-                    let what = describe(&source.template, source.ingredients.size);
-                    tracing::warn!(%what, kind = target.kind.as_str(), "a slot could not be made: {error}");
-                }
+        match &made {
+            Ok(_) => self.inner.pool.lock().failures.succeeded(target),
+            Err(error) => {
+                let mut state = self.inner.pool.lock();
+                state.failures.failed(target, Instant::now());
+                let what = state.source(target).map(|source| source.describe());
+                drop(state);
+                let what = what.unwrap_or_default();
+                tracing::warn!(%what, kind = target.kind.as_str(), "a slot could not be made: {error}");
+                log_last_words(&self.inner.dirs.get(id));
             }
         }
         self.settle(id, made.ok()).await;
@@ -126,24 +136,23 @@ impl Engine {
     /// meanwhile.
     async fn settle(&self, id: &SandboxId, shim: Option<Shim>) {
         let pool = &self.inner.pool;
-        let shim = shim.map(Arc::new);
         let kept = {
             let mut state = pool.lock();
+            let closed = state.closed;
             let slot = state.slots.iter_mut().find(|slot| slot.id == *id);
-            match (&shim, slot) {
-                (Some(shim), Some(slot)) => {
-                    slot.shim = Some(Arc::clone(shim));
+            match (shim.map(Arc::new), slot) {
+                (Some(shim), Some(slot)) if !closed => {
+                    let watcher = self.watch_slot(id.clone(), Arc::clone(&shim));
+                    slot.ready = Some(Ready { shim, watcher });
                     true
                 }
-                _ => {
-                    state.slots.retain(|slot| slot.id != *id);
-                    false
-                }
+                _ => false,
             }
         };
-        match shim {
-            Some(shim) if kept => self.watch_slot(id.clone(), shim),
-            _ => self.discard(id).await,
+        if !kept {
+            // Until its files are gone it counts as being made.
+            self.discard(id).await;
+            pool.lock().slots.retain(|slot| slot.id != *id);
         }
         pool.wake.notify_one();
     }
@@ -155,7 +164,7 @@ impl Engine {
         let dir = self.new_dir(id)?;
         let plan = match target.kind {
             Kind::Warm | Kind::Bound => {
-                let snapshot = self.baked(&ingredients)?;
+                let snapshot = self.baked(&ingredients, target)?;
                 lay_out(&dir, &snapshot, &ingredients)?;
                 Plan::spawn(&snapshot, false)
             }
@@ -183,45 +192,39 @@ impl Engine {
         waits(shim).await
     }
 
-    fn baked(&self, ingredients: &Ingredients) -> Result<Snapshot, EngineError> {
+    fn baked(&self, ingredients: &Ingredients, target: &Target) -> Result<Snapshot, EngineError> {
         let bakery = &self.inner.bakery;
-        let gone = || EngineError::SpawnFailed("it is not baked any more".to_owned());
-        let snapshot = bakery.find(ingredients, SnapshotKind::Ready);
-        let snapshot = snapshot.ok_or_else(gone)?;
+        let Some(snapshot) = bakery.find(ingredients, SnapshotKind::Ready) else {
+            self.inner.pool.drop_source(target);
+            let gone = "it is not baked any more".to_owned();
+            return Err(EngineError::SpawnFailed(gone));
+        };
         // A bake that only slots are made from is in use all the same.
-        let key = bakery.key(ingredients, SnapshotKind::Ready);
-        bakery.bakes.mark_used(&key);
+        bakery.bakes.mark_used(&target.key);
         Ok(snapshot)
     }
 
     /// Notices a slot that dies while it waits.
-    fn watch_slot(&self, id: SandboxId, shim: Arc<Shim>) {
+    fn watch_slot(&self, id: SandboxId, shim: Arc<Shim>) -> AbortHandle {
         let engine = self.clone();
-        tokio::spawn(async move {
-            let (_, cause) = end_of(&shim, &engine.inner.dirs.get(&id), drop).await;
-            let died = {
-                let mut state = engine.inner.pool.lock();
-                let before = state.slots.len();
-                // One that was taken out meanwhile is somebody else's business.
-                state.slots.retain(|slot| slot.id != id);
-                state.slots.len() < before
-            };
-            if died {
+        let watching = tokio::spawn(async move {
+            let dir = engine.inner.dirs.get(&id);
+            let (_, cause) = end_of(&shim, &dir, drop).await;
+            // One that was taken out meanwhile is somebody else's business.
+            if engine.inner.pool.lock().take_out(&id) {
                 tracing::warn!(slot = %id, "a slot died: {cause}");
+                log_last_words(&dir);
+                // Who takes a slot out aborts its watcher; this one is out already.
                 engine.discard(&id).await;
                 engine.inner.pool.wake.notify_one();
             }
         });
+        watching.abort_handle()
     }
 
     async fn retire(&self, id: &SandboxId) {
-        let found = {
-            let mut state = self.inner.pool.lock();
-            let before = state.slots.len();
-            state.slots.retain(|slot| slot.id != *id);
-            state.slots.len() < before
-        };
-        // Claimed meanwhile, otherwise.
+        let found = self.inner.pool.lock().take_out(id);
+        // Claimed or dead meanwhile, otherwise.
         if found {
             self.discard(id).await;
         }
@@ -240,15 +243,16 @@ impl Engine {
     }
 
     /// Ends all slots: without a daemon nobody could claim them. Those of a daemon that
-    /// is killed wait for the next one.
+    /// is killed wait for the next one. What is being claimed or made comes to its end first.
     pub async fn close_pool(&self) {
-        let ids: Vec<_> = {
-            let mut state = self.inner.pool.lock();
-            state.closed = true;
-            state.sources.clear();
-            state.slots.drain(..).map(|slot| slot.id).collect()
-        };
-        for id in ids {
+        let pool = &self.inner.pool;
+        pool.close();
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
+        while pool.is_busy() && Instant::now() < deadline {
+            tokio::time::sleep(CLOSE_PAUSE).await;
+        }
+        let left: Vec<_> = pool.lock().slots.drain(..).map(|slot| slot.id).collect();
+        for id in left {
             self.discard(&id).await;
         }
     }
@@ -261,18 +265,27 @@ impl Engine {
             let Ok(template) = template else { continue };
             // Not in the cache any more: the first request makes it again.
             if let Ok(ingredients) = self.ingredients_of(&row.root, Size::DEFAULT).await {
-                self.stand(&template, &ingredients);
+                self.want(&template, &ingredients, self.inner.pool.forgets());
             }
         }
         Ok(())
     }
 
-    /// Makes this wait from now on, if it is baked.
-    pub(crate) fn stand(&self, template: &TemplateRef, ingredients: &Ingredients) {
+    /// Makes this wait from now on, if it is baked: a usual size for good, another one as if
+    /// it had been asked for. `forgets` is from before the template was looked up.
+    pub(crate) fn want(&self, template: &TemplateRef, ingredients: &Ingredients, forgets: u64) {
         let bakery = &self.inner.bakery;
-        if bakery.find(ingredients, SnapshotKind::Ready).is_some() {
-            let keys = bakery.keys(ingredients);
-            self.inner.pool.stand(&keys, template, ingredients);
+        if bakery.find(ingredients, SnapshotKind::Ready).is_none() {
+            return;
+        }
+        let wanted = Wanted {
+            keys: &bakery.keys(ingredients),
+            template,
+            ingredients,
+        };
+        match ingredients.size == Size::DEFAULT {
+            true => self.inner.pool.stand(&wanted, forgets),
+            false => self.inner.pool.asked(&wanted, forgets),
         }
     }
 
@@ -290,7 +303,7 @@ impl Engine {
             state.slots.push(Slot {
                 id: id.clone(),
                 target,
-                shim: None,
+                ready: None,
             });
         }
         let (engine, id, dir) = (self.clone(), id.clone(), dir.clone());
@@ -299,7 +312,7 @@ impl Engine {
                 let gone = || EngineError::SpawnFailed("its shim is gone".to_owned());
                 waits(Shim::find(&dir).await.ok_or_else(gone)?).await
             };
-            let found = tokio::time::timeout(FILL_TIMEOUT, found).await;
+            let found = tokio::time::timeout(ADOPT_TIMEOUT, found).await;
             let found = found.unwrap_or_else(|_| {
                 Err(EngineError::SpawnFailed(
                     "its shim does not answer".to_owned(),

@@ -15,14 +15,15 @@ pub use demand::WarmCount;
 use crate::bake::Ingredients;
 use crate::request::{PoolSlots, PoolStatus};
 use crate::shims::Shim;
-use demand::Demand;
-use pando_types::{SandboxId, Size, TemplateRef};
+use demand::{Demand, Failures};
+use pando_types::{SandboxId, TemplateRef};
 pub(crate) use rules::Kind;
 use rules::{Have, Limit, Target, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 /// How the pool is kept.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,7 @@ pub(crate) struct Pool {
 struct State {
     sources: BTreeMap<String, Source>,
     slots: Vec<Slot>,
+    failures: Failures,
     spawns: usize,
     last_request: Instant,
     put_off_since: Option<Instant>,
@@ -63,11 +65,31 @@ struct State {
 /// What slots are made from.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
-    pub(crate) template: TemplateRef,
+    /// All that have this image; never none.
+    templates: BTreeSet<TemplateRef>,
     pub(crate) ingredients: Ingredients,
     /// The key of all snapshots of its size.
     shape: String,
     demand: Demand,
+}
+
+impl Source {
+    /// Its templates, for a person.
+    fn names(&self) -> String {
+        let names: Vec<_> = self.templates.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    }
+
+    /// What its slots are made for, for a person.
+    fn describe(&self) -> String {
+        let size = self.ingredients.size;
+        format!(
+            "{}, {} CPU, {} MiB",
+            self.names(),
+            size.cpus(),
+            size.memory_mib()
+        )
+    }
 }
 
 #[derive(Debug)]
@@ -75,7 +97,15 @@ struct Slot {
     id: SandboxId,
     target: Target,
     /// `None` while it is being made.
-    shim: Option<Arc<Shim>>,
+    ready: Option<Ready>,
+}
+
+/// A slot that waits.
+#[derive(Debug)]
+struct Ready {
+    shim: Arc<Shim>,
+    /// Notices its death.
+    watcher: AbortHandle,
 }
 
 /// A slot that was taken out: nobody else can have it.
@@ -84,6 +114,14 @@ pub(crate) struct Taken {
     pub(crate) id: SandboxId,
     pub(crate) shim: Arc<Shim>,
     pub(crate) kind: Kind,
+}
+
+/// What is to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) keys: &'a Keys,
+    pub(crate) template: &'a TemplateRef,
+    pub(crate) ingredients: &'a Ingredients,
 }
 
 /// Names a snapshot, and all that have its size.
@@ -113,6 +151,7 @@ impl Pool {
             state: Mutex::new(State {
                 sources: BTreeMap::new(),
                 slots: Vec::new(),
+                failures: Failures::default(),
                 spawns: 0,
                 last_request: Instant::now(),
                 put_off_since: None,
@@ -145,18 +184,17 @@ impl Pool {
         Spawning(self)
     }
 
-    /// A sandbox of this was asked for, and more may follow; unless its template was removed
-    /// since [`Self::forgets`] was `forgets`.
-    pub(crate) fn asked(
-        &self,
-        keys: &Keys,
-        template: &TemplateRef,
-        ingredients: &Ingredients,
-        forgets: u64,
-    ) {
-        if self.forgets() == forgets {
-            self.source(keys, template, ingredients, |demand, now| demand.asked(now));
-        }
+    /// A sandbox of this was asked for, and more may follow; unless a template was removed
+    /// since [`Self::forgets`] was `forgets`, which may be this one.
+    pub(crate) fn asked(&self, wanted: &Wanted<'_>, forgets: u64) {
+        self.source(wanted, forgets, |demand, now| demand.asked(now));
+        self.wake.notify_one();
+    }
+
+    /// This is a template's usual size: the first request is not to wait. See [`Self::asked`].
+    pub(crate) fn stand(&self, wanted: &Wanted<'_>, forgets: u64) {
+        self.source(wanted, forgets, |demand, _| demand.stand());
+        self.wake.notify_one();
     }
 
     /// Changes when something is forgotten.
@@ -164,53 +202,50 @@ impl Pool {
         self.lock().forgets
     }
 
-    /// This is a template's usual size: the first request is not to wait.
-    pub(crate) fn stand(&self, keys: &Keys, template: &TemplateRef, ingredients: &Ingredients) {
-        self.source(keys, template, ingredients, |demand, _| demand.stand());
-        self.wake.notify_one();
-    }
-
-    fn source(
-        &self,
-        keys: &Keys,
-        template: &TemplateRef,
-        ingredients: &Ingredients,
-        change: impl FnOnce(&mut Demand, Instant),
-    ) {
-        if self.is_off() {
-            return;
-        }
+    fn source(&self, wanted: &Wanted<'_>, forgets: u64, change: impl FnOnce(&mut Demand, Instant)) {
         let now = Instant::now();
         let mut state = self.lock();
+        if self.is_off() || state.closed || state.forgets != forgets {
+            return;
+        }
         let new = || Source {
-            template: template.clone(),
-            ingredients: ingredients.clone(),
-            shape: keys.shape.clone(),
+            templates: BTreeSet::new(),
+            ingredients: wanted.ingredients.clone(),
+            shape: wanted.keys.shape.clone(),
             demand: Demand::new(now, false),
         };
-        let source = state
-            .sources
-            .entry(keys.snapshot.clone())
-            .or_insert_with(new);
+        let source = state.sources.entry(wanted.keys.snapshot.clone());
+        let source = source.or_insert_with(new);
+        source.templates.insert(wanted.template.clone());
         change(&mut source.demand, now);
     }
 
     /// Nothing of this template is wanted any more, but for what has this root image.
-    pub(crate) fn forget(&self, template: &TemplateRef, except_root: Option<&str>) {
+    /// Returns what [`Self::forgets`] is now.
+    pub(crate) fn forget(&self, template: &TemplateRef, except_root: Option<&str>) -> u64 {
         let mut state = self.lock();
         state.forgets += 1;
         state.sources.retain(|_, source| {
-            source.template != *template
-                || Some(source.ingredients.base.content_hash.as_str()) == except_root
+            if Some(source.ingredients.base.content_hash.as_str()) != except_root {
+                source.templates.remove(template);
+            }
+            !source.templates.is_empty()
         });
+        let forgets = state.forgets;
         drop(state);
         self.wake.notify_one();
+        forgets
+    }
+
+    /// Its bake is gone: the next request makes it again.
+    fn drop_source(&self, target: &Target) {
+        self.lock().sources.remove(&target.key);
     }
 
     /// Takes out the best slot of this that waits.
     pub(crate) fn take(&self, key: &str) -> Option<Taken> {
         let mut state = self.lock();
-        let fits = |slot: &Slot| slot.target.key == key && slot.shim.is_some();
+        let fits = |slot: &Slot| slot.target.key == key && slot.ready.is_some();
         let best = state
             .slots
             .iter()
@@ -220,9 +255,11 @@ impl Pool {
             .min_by_key(|(index, slot)| (slot.target.kind, *index));
         let index = best.map(|(index, _)| index)?;
         let slot = state.slots.remove(index);
+        let ready = slot.ready?;
+        ready.watcher.abort();
         Some(Taken {
             id: slot.id,
-            shim: slot.shim?,
+            shim: ready.shim,
             kind: slot.target.kind,
         })
     }
@@ -255,10 +292,10 @@ impl Pool {
                 }
                 let waiting = had
                     .iter()
-                    .filter(|slot| slot.target == want.target && slot.shim.is_some())
+                    .filter(|slot| slot.target == want.target && slot.ready.is_some())
                     .count();
                 slots.push(PoolSlots {
-                    template: (!generic).then(|| source.template.to_string()),
+                    template: (!generic).then(|| source.names()),
                     size: source.ingredients.size,
                     kind: want.target.kind.as_str(),
                     waiting,
@@ -271,7 +308,7 @@ impl Pool {
             filling: state
                 .slots
                 .iter()
-                .filter(|slot| slot.shim.is_none())
+                .filter(|slot| slot.ready.is_none())
                 .count(),
             limited_by: state.limited_by.map(|limit| limit.as_str().to_owned()),
             claims: state.claims.clone(),
@@ -279,7 +316,31 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// Nothing is made from now on, and nothing waits for long.
+    fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.sources.clear();
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Whether a sandbox is being started, or a slot made.
+    fn is_busy(&self) -> bool {
+        let state = self.lock();
+        state.spawns > 0 || state.slots.iter().any(|slot| slot.ready.is_none())
+    }
+}
+
 impl State {
+    /// Takes a slot out, whoever wants it; false if it is out already.
+    fn take_out(&mut self, id: &SandboxId) -> bool {
+        let before = self.slots.len();
+        self.slots.retain(|slot| slot.id != *id);
+        self.slots.len() < before
+    }
+
     /// What a slot is made from: for one that fits any snapshot, any of its size.
     fn source(&mut self, target: &Target) -> Option<&mut Source> {
         match target.kind {
@@ -305,10 +366,11 @@ impl State {
         wants.retain(|want| seen.insert(want.target.clone()));
         // Each one's warm clones before anybody's second best.
         wants.sort_by_key(|want| want.target.kind);
+        self.failures.mark(&mut wants, now);
         let haves = self.slots.iter().map(|slot| Have {
             id: slot.id.clone(),
             target: slot.target.clone(),
-            waiting: slot.shim.is_some(),
+            waiting: slot.ready.is_some(),
         });
         View {
             wants,
@@ -324,9 +386,4 @@ impl State {
                 .map_or(Duration::ZERO, |since| now.duration_since(since)),
         }
     }
-}
-
-/// A slot's way of naming what it was made for, in a size that a person knows.
-pub(crate) fn describe(template: &TemplateRef, size: Size) -> String {
-    format!("{template}, {} CPU, {} MiB", size.cpus(), size.memory_mib())
 }
