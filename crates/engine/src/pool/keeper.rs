@@ -36,7 +36,9 @@ const RESERVE_BYTES: std::ops::RangeInclusive<u64> = (512 << 20)..=(8 << 30);
 impl Engine {
     /// Keeps the pool as long as the daemon lives.
     pub(crate) async fn keep_pool(self) {
-        while !self.inner.pool.lock().closed {
+        let pool = &self.inner.pool;
+        // Where nothing is to wait there is nothing to look for.
+        while !pool.is_off() && !pool.lock().closed {
             let view = self.look().await;
             match rules::next(&view) {
                 Step::Fill(target) => self.begin_to_fill(target),
