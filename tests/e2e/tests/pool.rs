@@ -79,11 +79,15 @@ fn create(world: &World, request: &Value) -> String {
 }
 
 /// All that a program can easily see of the machine it is on, but for its name.
+///
+/// Of the process numbers those that nobody has any more: the kernel's own threads take some
+/// when it suits them, but they live on.
 const FINGERPRINT: &str = r"
-echo pid $$; cat /proc/self/cgroup; env | sort; id; umask; ulimit -a
+below=$(ls -d /proc/[0-9]*/task/[0-9]* | sed 's|.*/||' | awk -v me=$$ '$1 < me' | wc -l)
+echo numbers of the dead $(($$ - below)); cat /proc/self/cgroup; env | sort; id; umask; ulimit -a
 ps -eo pid,ppid,user,stat,args --no-headers | grep -v -e ' ps -eo' -e '\['
 mount; ls -lA /tmp /run /var/tmp /home/user /root /dev/shm 2>&1 | grep -v total
-cat /etc/hosts /etc/hostname; cat /proc/sys/kernel/ns_last_pid
+cat /etc/hosts /etc/hostname
 sudo find / -xdev -newermt @0 -newer /etc/machine-id -type f 2>/dev/null | sort";
 
 #[test]
