@@ -182,8 +182,25 @@ fn a_clone_that_waited_is_none_the_older() {
     world.sh(&id, "sleep 1");
     let slept = begun.elapsed().as_secs_f64();
     assert!((0.95..3.0).contains(&slept), "a second took {slept} s");
-    // The kernel noticed nothing: no stall, no hung task, no clock that is unstable.
-    assert_eq!(world.sh(&id, "sudo dmesg"), world.sh(&loaded, "sudo dmesg"));
+    // The kernel noticed nothing: no stall, no hung task, no clock that is unstable. What a
+    // busy host makes it say of slow interrupts, either may say.
+    let said = |id: &str| -> BTreeSet<String> {
+        let lines = world.sh(id, "sudo dmesg");
+        lines.lines().map(str::to_owned).collect()
+    };
+    let words = [
+        "stall",
+        "hung",
+        "blocked for",
+        "lockup",
+        "unstable",
+        "watchdog",
+        "rcu",
+    ];
+    for line in said(&id).difference(&said(&loaded)) {
+        let complaint = words.iter().any(|word| line.to_lowercase().contains(word));
+        assert!(!complaint, "{line}");
+    }
 }
 
 #[test]
