@@ -34,12 +34,7 @@ pub(crate) fn memory() -> Memory {
 }
 
 fn memory_of(meminfo: &str) -> Memory {
-    let bytes = |name: &str| {
-        let mut lines = meminfo.lines();
-        let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
-        kib.unwrap_or(0) * 1024
-    };
+    let bytes = |name| pando_sys::host::meminfo_bytes(meminfo, name).unwrap_or(0);
     Memory {
         total_bytes: bytes("MemTotal"),
         available_bytes: bytes("MemAvailable"),

@@ -110,8 +110,8 @@ impl Daemon {
     }
 }
 
-/// Kills every process that names this directory or works in it: shims outlive their daemon by design, and
-/// their VMs go with them.
+/// Kills every process that names this directory or works in it: shims outlive their daemon
+/// by design, and their VMs go with them.
 async fn sweep(directory: &Path) {
     let began = Instant::now();
     let name = directory.display().to_string();

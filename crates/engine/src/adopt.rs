@@ -33,9 +33,7 @@ impl Engine {
             if self.adopt_slot(&id, &dir) {
                 continue;
             }
-            if let Some(process) = ShimProcess::read(&dir) {
-                process.kill().await;
-            }
+            ShimProcess::end(&dir).await;
             self.blocking(move |_| dir.remove()).await?;
         }
         Ok(())

@@ -48,6 +48,32 @@ pub(crate) struct Bakery {
     pub(crate) under_way: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
+/// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
+pub(crate) const DISKS: usize = 3;
+
+/// How a VM begins.
+pub(crate) struct Plan {
+    pub(crate) begin: Begin,
+    /// What runs it.
+    pub(crate) machine: Machine,
+    /// Layers of its disk, its own included.
+    pub(crate) disks: usize,
+}
+
+impl Plan {
+    /// From a bake; `mount` where the disk is not mounted in it.
+    pub(crate) fn spawn(snapshot: &Snapshot, mount: bool) -> Self {
+        Self {
+            begin: Begin::Spawn {
+                clean_barrier: snapshot.manifest.clean_barrier,
+                mount,
+            },
+            machine: snapshot.manifest.machine.clone(),
+            disks: DISKS,
+        }
+    }
+}
+
 /// What a bake is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Ingredients {
@@ -120,9 +146,35 @@ impl Bakery {
         }
     }
 
+    /// What a shim of this size is told, but for whose it is.
+    pub(crate) fn spec(&self, id: &SandboxId, size: Size, plan: &Plan) -> ShimSpec {
+        ShimSpec {
+            sandbox_id: id.to_string(),
+            qemu: self.starter.qemu.clone(),
+            accelerator: plan.machine.accelerator.clone(),
+            tsc_khz: u32::try_from(plan.machine.tsc_khz)
+                .ok()
+                .filter(|khz| *khz > 0),
+            cpus: size.cpus(),
+            memory_mib: size.memory_mib(),
+            begin: plan.begin,
+            disks: plan.disks,
+            hostname: id.to_string(),
+            machine_id: crate::ids::machine_id(id),
+            env: BTreeMap::new(),
+            slot: None,
+            jail: self.starter.jail,
+        }
+    }
+
     /// The bake, if it is there and usable.
     pub(crate) fn find(&self, ingredients: &Ingredients, kind: SnapshotKind) -> Option<Snapshot> {
-        self.bakes.get(&self.key(ingredients, kind)).ok().flatten()
+        self.get(&self.key(ingredients, kind))
+    }
+
+    /// The bake of this key, if it is there and usable.
+    pub(crate) fn get(&self, key: &str) -> Option<Snapshot> {
+        self.bakes.get(key).ok().flatten()
     }
 
     /// The bake, made now if it must be.
@@ -160,46 +212,6 @@ impl Bakery {
         self.bake(ingredients, kind, &key).await
     }
 
-    async fn bake(
-        &self,
-        ingredients: &Ingredients,
-        kind: SnapshotKind,
-        key: &str,
-    ) -> Result<Snapshot, EngineError> {
-        let failed = |reason: String| EngineError::BakeFailed {
-            template: "base".to_owned(),
-            reason,
-        };
-        let saved = async { self.boot_well(ingredients, kind).await?.save(kind).await };
-        let (oven, taken) = saved.await.map_err(|error| match error {
-            EngineError::SpawnFailed(reason) => failed(reason),
-            other => other,
-        })?;
-        let machine = self.machine(ingredients);
-        let (bakes, key, ingredients) = (self.bakes.clone(), key.to_owned(), ingredients.clone());
-        // Hashing and copying some hundred MiB: not on the runtime's threads.
-        let published = tokio::task::spawn_blocking(move || {
-            let staging = bakes.stage(oven.id.as_str())?;
-            let manifest = gather(&oven.dir, &staging, &taken, &ingredients, machine, kind)?;
-            let published = bakes.publish(staging, &key, &manifest);
-            drop(oven);
-            bakes.evict(BAKES_KEPT)?;
-            published
-        });
-        let published = published
-            .await
-            .map_err(|error| EngineError::internal(&error))?;
-        published.map_err(|error| {
-            if error.is_no_space() {
-                EngineError::NoSpace(error.to_string())
-            } else {
-                EngineError::internal(&error)
-            }
-        })
-    }
-}
-
-impl Bakery {
     /// Boots until the guest's kernel has measured its timer well: what it measures once,
     /// every clone has for good.
     async fn boot_well(
@@ -243,6 +255,44 @@ impl Bakery {
         let error_ppm = oven.boot(self, ingredients, kind).await?;
         Ok((oven, error_ppm))
     }
+
+    async fn bake(
+        &self,
+        ingredients: &Ingredients,
+        kind: SnapshotKind,
+        key: &str,
+    ) -> Result<Snapshot, EngineError> {
+        let failed = |reason: String| EngineError::BakeFailed {
+            template: "base".to_owned(),
+            reason,
+        };
+        let saved = async { self.boot_well(ingredients, kind).await?.save(kind).await };
+        let (oven, taken) = saved.await.map_err(|error| match error {
+            EngineError::SpawnFailed(reason) => failed(reason),
+            other => other,
+        })?;
+        let machine = self.machine(ingredients);
+        let (bakes, key, ingredients) = (self.bakes.clone(), key.to_owned(), ingredients.clone());
+        // Hashing and copying some hundred MiB: not on the runtime's threads.
+        let published = tokio::task::spawn_blocking(move || {
+            let staging = bakes.stage(oven.id.as_str())?;
+            let manifest = gather(&oven.dir, &staging, &taken, &ingredients, machine, kind)?;
+            let published = bakes.publish(staging, &key, &manifest);
+            drop(oven);
+            bakes.evict(BAKES_KEPT)?;
+            published
+        });
+        let published = published
+            .await
+            .map_err(|error| EngineError::internal(&error))?;
+        published.map_err(|error| {
+            if error.is_no_space() {
+                EngineError::NoSpace(error.to_string())
+            } else {
+                EngineError::internal(&error)
+            }
+        })
+    }
 }
 
 /// How wrong a kernel's idea of its timer may be: a sleep of a second ends 10 ms late.
@@ -270,24 +320,18 @@ impl Oven {
     ) -> Result<u32, EngineError> {
         link_boot(&self.dir, ingredients)
             .map_err(|error| no_space_or(&error, "cannot lay out the bake"))?;
-        let spec = ShimSpec {
-            sandbox_id: self.id.to_string(),
-            qemu: bakery.starter.qemu.clone(),
-            accelerator: bakery.host.accelerator.to_string(),
-            tsc_khz: bakery.host.tsc_khz,
-            cpus: ingredients.size.cpus(),
-            memory_mib: ingredients.size.memory_mib(),
-            begin: if kind == SnapshotKind::Ready {
-                Begin::BakeReady
-            } else {
-                Begin::BakePreMount
+        let plan = Plan {
+            begin: match kind {
+                SnapshotKind::Ready => Begin::BakeReady,
+                SnapshotKind::PreMount => Begin::BakePreMount,
             },
-            disks: 2,
+            machine: bakery.machine(ingredients),
+            disks: DISKS - 1,
+        };
+        let spec = ShimSpec {
             hostname: "baking".to_owned(),
             machine_id: "0".repeat(32),
-            env: BTreeMap::new(),
-            slot: None,
-            jail: bakery.starter.jail,
+            ..bakery.spec(&self.id, ingredients.size, &plan)
         };
         let identity = crate::identity::for_sandbox(&self.dir, bakery.host.accelerator);
         let shim = bakery.starter.start(&self.dir, &spec, identity).await?;

@@ -227,6 +227,13 @@ impl ShimProcess {
         started_ticks(self.pid) == Some(self.started_ticks)
     }
 
+    /// Ends the shim of a sandbox's directory, and with it the VM, if there is one.
+    pub(crate) async fn end(dir: &SandboxDir) {
+        if let Some(process) = Self::read(dir) {
+            process.kill().await;
+        }
+    }
+
     /// Kills it, and with it its VMM, and waits until it is gone.
     pub(crate) async fn kill(self) {
         if !self.is_alive() {

@@ -1,6 +1,6 @@
 //! Making sandboxes run, and noticing when they no longer do.
 
-use crate::bake::{Ingredients, TIMER_TOLERANCE_PPM, link_boot, link_layers};
+use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM, link_boot, link_layers};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
 use crate::pool::Wanted;
@@ -10,7 +10,7 @@ use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
 use pando_store::{
-    IndexError, Machine, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, read_untrusted,
+    IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, read_untrusted,
 };
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
@@ -22,10 +22,7 @@ use std::time::SystemTime;
 /// Time that user processes get between SIGTERM and SIGKILL at a stop.
 const STOP_GRACE_MS: u32 = 5_000;
 
-/// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
-pub(crate) const DISKS: usize = 3;
-
-/// The same without a bake's. The next start puts one more on it.
+/// Layers of a disk that no bake has part in. The next start puts one more on it.
 const DISKS_OF_A_BOOT: usize = 2;
 
 /// What a caller wants.
@@ -34,29 +31,6 @@ pub(crate) struct Wish<'a> {
     pub(crate) request: &'a CreateSandbox,
     pub(crate) template: &'a TemplateRef,
     pub(crate) ingredients: &'a Ingredients,
-}
-
-/// How a VM begins.
-pub(crate) struct Plan {
-    pub(crate) begin: Begin,
-    /// What runs it.
-    pub(crate) machine: Machine,
-    /// Layers of its disk, its own included.
-    pub(crate) disks: usize,
-}
-
-impl Plan {
-    /// From a bake; `mount` where the disk is not mounted in it.
-    pub(crate) fn spawn(snapshot: &Snapshot, mount: bool) -> Self {
-        Self {
-            begin: Begin::Spawn {
-                clean_barrier: snapshot.manifest.clean_barrier,
-                mount,
-            },
-            machine: snapshot.manifest.machine.clone(),
-            disks: DISKS,
-        }
-    }
 }
 
 const CANNOT_LAY_OUT: &str = "cannot lay out the sandbox";
@@ -245,28 +219,6 @@ impl Engine {
         Ok(entry)
     }
 
-    /// What a shim of this size on this machine is told, but for whose it is.
-    pub(crate) fn spec(&self, id: &SandboxId, size: Size, plan: &Plan) -> ShimSpec {
-        let starter = &self.inner.bakery.starter;
-        ShimSpec {
-            sandbox_id: id.to_string(),
-            qemu: starter.qemu.clone(),
-            accelerator: plan.machine.accelerator.clone(),
-            tsc_khz: u32::try_from(plan.machine.tsc_khz)
-                .ok()
-                .filter(|khz| *khz > 0),
-            cpus: size.cpus(),
-            memory_mib: size.memory_mib(),
-            begin: plan.begin,
-            disks: plan.disks,
-            hostname: id.to_string(),
-            machine_id: ids::machine_id(id),
-            env: BTreeMap::new(),
-            slot: None,
-            jail: starter.jail,
-        }
-    }
-
     /// Starts the shim of a sandbox whose slot is laid out, and waits for the agent.
     async fn run(
         &self,
@@ -279,7 +231,7 @@ impl Engine {
             Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
         let spec = ShimSpec {
             env: serde_json::from_str(&row.env).map_err(|error| EngineError::internal(&error))?,
-            ..self.spec(&entry.id, size, plan)
+            ..self.inner.bakery.spec(&entry.id, size, plan)
         };
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
         let starter = &self.inner.bakery.starter;
@@ -474,9 +426,7 @@ impl Engine {
     /// Kills the shim, and with it the VM, and waits until both are gone.
     pub(crate) async fn end_shim(&self, entry: &Arc<Entry>) {
         entry.set_shim(None);
-        if let Some(process) = ShimProcess::read(&self.inner.dirs.get(&entry.id)) {
-            process.kill().await;
-        }
+        ShimProcess::end(&self.inner.dirs.get(&entry.id)).await;
     }
 
     fn isolation_json(&self, layers: Vec<String>) -> Result<String, EngineError> {

@@ -50,7 +50,7 @@ impl Machine {
     async fn outlast(&self, qemu: &Qemu, why: &str) {
         loop {
             match qemu.run_state().await {
-                Ok(RunState::IoError) => self.stand_still(why),
+                Ok(RunState::IoError) => self.say(format!("it stands still: {why}")),
                 Err(VmmError::Timeout { .. }) => {}
                 Ok(_) | Err(_) => break,
             }
@@ -63,14 +63,12 @@ impl Machine {
             }
             tokio::time::sleep(SETTLE).await;
         }
-        let status = self.status.borrow().clone();
-        if status.stalled().is_some() {
-            self.set(State::STATE_RUNNING, String::new());
-        }
+        self.say(String::new());
     }
 
-    fn stand_still(&self, why: &str) {
-        let cause = format!("it stands still: {why}");
+    /// Says why a running VM stands still, or that it does not. One that has ended keeps its
+    /// own cause.
+    fn say(&self, cause: String) {
         self.status.send_if_modified(|status| {
             let new = status.state == State::STATE_RUNNING && status.cause != cause;
             if new {

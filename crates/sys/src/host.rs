@@ -45,21 +45,18 @@ pub fn disk_free_bytes(path: &Path) -> io::Result<u64> {
 }
 
 fn of_meminfo(text: &str) -> Option<Memory> {
-    let field = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let kib: u64 = line
-            .trim_start_matches(':')
-            .trim()
-            .strip_suffix("kB")?
-            .trim()
-            .parse()
-            .ok()?;
-        Some(kib << 10)
-    };
     Some(Memory {
-        total_bytes: field("MemTotal")?,
-        available_bytes: field("MemAvailable")?,
+        total_bytes: meminfo_bytes(text, "MemTotal")?,
+        available_bytes: meminfo_bytes(text, "MemAvailable")?,
     })
+}
+
+/// A field of `/proc/meminfo`, in bytes; `None` where the kernel does not say it.
+pub fn meminfo_bytes(text: &str, name: &str) -> Option<u64> {
+    let fields = text.lines().filter_map(|line| line.strip_prefix(name));
+    let value = fields.filter_map(|rest| rest.strip_prefix(':')).next()?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Every directory whose limit counts: this process's cgroup and those above it.

@@ -23,8 +23,8 @@ use crate::exit;
 use crate::output;
 use crate::terminal;
 use anyhow::Context as _;
-use pando_client::Client;
 use pando_client::api::stream::StreamRequest;
+use pando_client::{Client, ClientError};
 use std::future::Future;
 
 /// Runs a command to its exit code.
@@ -109,4 +109,23 @@ fn stream_request(program: &ProgramFlags, argv: Vec<String>) -> anyhow::Result<S
         timeout_s: program.timeout.map(|timeout| timeout.as_secs_f64()),
         ..StreamRequest::default()
     })
+}
+
+/// Removes all that can be, and prints what was; fails if one cannot.
+async fn remove_each(
+    names: &[String],
+    remove: impl AsyncFn(&str) -> Result<(), ClientError>,
+) -> anyhow::Result<u8> {
+    let mut code = exit::DONE;
+    for name in names {
+        match remove(name).await {
+            Ok(()) => output::line(name),
+            Err(error @ ClientError::NotReachable { .. }) => return Err(error.into()),
+            Err(error) => {
+                output::report(&error.into());
+                code = exit::FAILED;
+            }
+        }
+    }
+    Ok(code)
 }

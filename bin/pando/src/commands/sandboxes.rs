@@ -1,10 +1,11 @@
 //! `pando ls`, `inspect`, `rm`, `start`: sandboxes as a whole.
 
+use super::remove_each;
 use crate::cli::{List, Many, One};
 use crate::exit;
 use crate::output;
+use pando_client::Client;
 use pando_client::api::Sandbox;
-use pando_client::{Client, ClientError};
 use std::time::SystemTime;
 
 /// Lists sandboxes.
@@ -63,16 +64,5 @@ pub(super) async fn start(client: Client, flags: One) -> anyhow::Result<u8> {
 
 /// Removes sandboxes, all that can be; fails if one cannot.
 pub(super) async fn rm(client: Client, flags: Many) -> anyhow::Result<u8> {
-    let mut code = exit::DONE;
-    for id in &flags.ids {
-        match client.remove(id).await {
-            Ok(()) => output::line(id),
-            Err(error @ ClientError::NotReachable { .. }) => return Err(error.into()),
-            Err(error) => {
-                output::report(&error.into());
-                code = exit::FAILED;
-            }
-        }
-    }
-    Ok(code)
+    remove_each(&flags.ids, async |id| client.remove(id).await).await
 }

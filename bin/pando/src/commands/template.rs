@@ -1,7 +1,7 @@
 //! `pando template`: list, warm, bake, remove.
 
 use super::sandboxes::age_since;
-use super::{block_on, client, load, serve};
+use super::{block_on, client, load, remove_each, serve};
 use crate::cli::{Bake, Global, List, ManyTemplates, TemplateCommand, Warm};
 use crate::exit;
 use crate::output;
@@ -67,18 +67,10 @@ async fn warm(client: Client, flags: Warm) -> anyhow::Result<u8> {
 }
 
 async fn rm(client: Client, flags: ManyTemplates) -> anyhow::Result<u8> {
-    let mut code = exit::DONE;
-    for name in &flags.names {
-        match client.remove_template(name).await {
-            Ok(()) => output::line(name),
-            Err(error @ ClientError::NotReachable { .. }) => return Err(error.into()),
-            Err(error) => {
-                output::report(&error.into());
-                code = exit::FAILED;
-            }
-        }
-    }
-    Ok(code)
+    remove_each(&flags.names, async |name| {
+        client.remove_template(name).await
+    })
+    .await
 }
 
 async fn bake(client: Client, flags: Bake) -> anyhow::Result<u8> {

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -235,18 +235,12 @@ impl Runtime {
         command.args([&*to.id, "/bin/dd", "of=/tmp/file", "bs=1M", "status=none"]);
         command.stdin(Stdio::piped());
         let work = async {
-            let began = Instant::now();
             let mut child = command.spawn()?;
             let stdin = child.stdin.take();
             let mut stdin = stdin.ok_or_else(|| io::Error::other("no stdin"))?;
             stdin.write_all(bytes).await?;
             drop(stdin);
-            let status = child.wait().await?;
-            Ok((
-                milliseconds_since(began),
-                status.to_string(),
-                status.success(),
-            ))
+            child.wait().await
         };
         self.checked(work).await
     }
@@ -257,17 +251,11 @@ impl Runtime {
         command.args([&*from.id, "/bin/dd", "if=/tmp/file", "bs=1M", "status=none"]);
         command.stdout(Stdio::piped());
         let work = async {
-            let began = Instant::now();
             let mut child = command.spawn()?;
             if let Some(mut stdout) = child.stdout.take() {
                 tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await?;
             }
-            let status = child.wait().await?;
-            Ok((
-                milliseconds_since(began),
-                status.to_string(),
-                status.success(),
-            ))
+            child.wait().await
         };
         self.checked(work).await
     }
@@ -342,29 +330,22 @@ impl Runtime {
     async fn timed(&self, verb: &[&str], rest: &[&std::ffi::OsStr]) -> Result<f64, BenchError> {
         let mut command = self.verb(verb);
         command.args(rest);
-        let work = async {
-            let began = Instant::now();
-            let status = command.status().await?;
-            Ok((
-                milliseconds_since(began),
-                status.to_string(),
-                status.success(),
-            ))
-        };
-        self.checked(work).await
+        self.checked(command.status()).await
     }
 
+    /// A process that must end well: how long that took, in milliseconds.
     async fn checked(
         &self,
-        work: impl Future<Output = io::Result<(f64, String, bool)>>,
+        work: impl Future<Output = io::Result<ExitStatus>>,
     ) -> Result<f64, BenchError> {
         let failed = |reason: String| BenchError::Container {
             runtime: self.run_name,
             reason,
         };
+        let began = Instant::now();
         match tokio::time::timeout(RUN_LIMIT, work).await {
-            Ok(Ok((time, _, true))) => Ok(time),
-            Ok(Ok((_, status, false))) => Err(failed(status)),
+            Ok(Ok(status)) if status.success() => Ok(milliseconds_since(began)),
+            Ok(Ok(status)) => Err(failed(status.to_string())),
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed("it hangs".to_owned())),
         }

@@ -1,12 +1,13 @@
 //! A slot becomes a sandbox.
 
 use super::{Keys, Kind, Taken};
+use crate::bake::DISKS;
 use crate::engine::Engine;
 use crate::sandboxes::Entry;
 use crate::shims::log_last_words;
-use crate::spawn::{DISKS, Wish, lay_out};
+use crate::spawn::{Wish, lay_out};
 use crate::{EngineError, identity, ids};
-use pando_store::{SnapshotKind, fault};
+use pando_store::fault;
 use pando_types::SandboxState;
 use pando_wire::shim::{Bind, ClaimRequest};
 use std::sync::Arc;
@@ -28,9 +29,9 @@ impl Engine {
         self.check_name(wish)?;
         let deadline = Instant::now() + CLAIM_TIMEOUT;
         while Instant::now() < deadline
-            && let Some(taken) = self.take(keys, wish)
+            && let Some(taken) = self.take(keys)
         {
-            let error = match self.hand_over(&taken, wish, deadline).await {
+            let error = match self.hand_over(&taken, keys, wish, deadline).await {
                 Ok(entry) => {
                     self.inner.pool.count_claim(taken.kind.as_str());
                     return Ok(Some(entry));
@@ -53,25 +54,26 @@ impl Engine {
         Ok(None)
     }
 
-    fn take(&self, keys: &Keys, wish: &Wish<'_>) -> Option<Taken> {
+    fn take(&self, keys: &Keys) -> Option<Taken> {
         let pool = &self.inner.pool;
         pool.take(&keys.snapshot).or_else(|| {
             // Of no use before there is a snapshot to load into it.
-            let bakery = &self.inner.bakery;
-            let baked = bakery.find(wish.ingredients, SnapshotKind::Ready);
+            let baked = self.inner.bakery.get(&keys.snapshot);
             baked.and_then(|_| pool.take(&keys.shape))
         })
     }
 
     /// Puts the snapshot into a slot that fits any, and says so in the claim.
-    fn bind(&self, taken: &Taken, wish: &Wish<'_>) -> Result<Option<Bind>, EngineError> {
+    fn bind(
+        &self,
+        taken: &Taken,
+        keys: &Keys,
+        wish: &Wish<'_>,
+    ) -> Result<Option<Bind>, EngineError> {
         if taken.kind != Kind::Generic {
             return Ok(None);
         }
-        let snapshot = self
-            .inner
-            .bakery
-            .find(wish.ingredients, SnapshotKind::Ready);
+        let snapshot = self.inner.bakery.get(&keys.snapshot);
         let gone = || EngineError::SpawnFailed("its snapshot is gone".to_owned());
         let snapshot = snapshot.ok_or_else(gone)?;
         lay_out(&self.inner.dirs.get(&taken.id), &snapshot, wish.ingredients)?;
@@ -88,6 +90,7 @@ impl Engine {
     async fn hand_over(
         &self,
         taken: &Taken,
+        keys: &Keys,
         wish: &Wish<'_>,
         deadline: Instant,
     ) -> Result<Arc<Entry>, EngineError> {
@@ -95,7 +98,7 @@ impl Engine {
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
             env: wish.request.env.clone().into_iter().collect(),
-            bind: self.bind(taken, wish)?.into(),
+            bind: self.bind(taken, keys, wish)?.into(),
             ..ClaimRequest::default()
         };
         let ready = tokio::time::timeout_at(deadline, taken.shim.claim(request)).await;

@@ -3,13 +3,13 @@
 use super::rules::{self, Kind, Limit, Step, Target, View};
 use super::{Ready, Slot, Source, Wanted};
 use crate::EngineError;
-use crate::bake::Ingredients;
+use crate::bake::{Ingredients, Plan};
 use crate::engine::Engine;
 use crate::shims::{Shim, ShimProcess, log_last_words};
-use crate::spawn::{Plan, end_of, lay_out};
+use crate::spawn::{end_of, lay_out};
 use crate::{identity, ids};
 use pando_shim::spec::{self, Begin, ShimSpec, Wait};
-use pando_store::{SandboxDir, Snapshot, SnapshotKind};
+use pando_store::{SandboxDir, Snapshot};
 use pando_types::{SandboxId, Size, TemplateRef};
 use pando_wire::shim::State as ShimState;
 use std::sync::Arc;
@@ -166,7 +166,7 @@ impl Engine {
         let dir = self.new_dir(id)?;
         let plan = match target.kind {
             Kind::Warm | Kind::Bound => {
-                let snapshot = self.baked(&ingredients, target)?;
+                let snapshot = self.baked(target)?;
                 lay_out(&dir, &snapshot, &ingredients)?;
                 Plan::spawn(&snapshot, false)
             }
@@ -182,7 +182,7 @@ impl Engine {
         };
         let spec = ShimSpec {
             slot: Some(slot_spec(target)),
-            ..self.spec(id, ingredients.size, &plan)
+            ..self.inner.bakery.spec(id, ingredients.size, &plan)
         };
         let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
         let shim = self
@@ -194,9 +194,9 @@ impl Engine {
         waits(shim).await
     }
 
-    fn baked(&self, ingredients: &Ingredients, target: &Target) -> Result<Snapshot, EngineError> {
+    fn baked(&self, target: &Target) -> Result<Snapshot, EngineError> {
         let bakery = &self.inner.bakery;
-        let Some(snapshot) = bakery.find(ingredients, SnapshotKind::Ready) else {
+        let Some(snapshot) = bakery.get(&target.key) else {
             self.inner.pool.drop_source(target);
             let gone = "it is not baked any more".to_owned();
             return Err(EngineError::SpawnFailed(gone));
@@ -235,9 +235,7 @@ impl Engine {
     /// Ends a slot's processes and removes its files. It has no row.
     pub(crate) async fn discard(&self, id: &SandboxId) {
         let dir = self.inner.dirs.get(id);
-        if let Some(process) = ShimProcess::read(&dir) {
-            process.kill().await;
-        }
+        ShimProcess::end(&dir).await;
         let removed = self.blocking(move |_| dir.remove()).await;
         if let Err(error) = removed {
             tracing::error!(slot = %id, "cannot remove a slot: {error}");
@@ -277,11 +275,12 @@ impl Engine {
     /// it had been asked for. `forgets` is from before the template was looked up.
     pub(crate) fn want(&self, template: &TemplateRef, ingredients: &Ingredients, forgets: u64) {
         let bakery = &self.inner.bakery;
-        if bakery.find(ingredients, SnapshotKind::Ready).is_none() {
+        let keys = bakery.keys(ingredients);
+        if bakery.get(&keys.snapshot).is_none() {
             return;
         }
         let wanted = Wanted {
-            keys: &bakery.keys(ingredients),
+            keys: &keys,
             template,
             ingredients,
         };

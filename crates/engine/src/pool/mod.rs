@@ -1,9 +1,9 @@
 //! Work done before the request: slots that wait to become sandboxes.
 //!
 //! [`rules`] and [`demand`] decide and are pure; `keeper` carries out, `claim` turns a slot
-//! into a sandbox. A slot has the id,
-//! the directory and the account of the sandbox that it may become, so that a claim moves
-//! nothing. It has no row: a slot is found by its directory and what its shim says.
+//! into a sandbox. A slot has the id, the directory and the account of the sandbox that it
+//! may become, so that a claim moves nothing. It has no row: a slot is found by its
+//! directory and what its shim says.
 
 mod claim;
 mod demand;
@@ -18,7 +18,7 @@ use crate::shims::Shim;
 use demand::{Demand, Failures};
 use pando_types::{SandboxId, TemplateRef};
 pub(crate) use rules::Kind;
-use rules::{Have, Limit, Target, View};
+use rules::{Have, Limit, Target, View, Want};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -271,37 +271,21 @@ impl Pool {
 
     /// For people and counters.
     pub(crate) fn status(&self) -> PoolStatus {
-        let now = Instant::now();
         let mut state = self.lock();
-        let warm = self.config.warm;
         let mut slots = Vec::new();
-        let State {
-            sources,
-            slots: had,
-            ..
-        } = &mut *state;
-        for (key, source) in sources {
-            for want in source.demand.wants((key, &source.shape), warm, now) {
-                let generic = want.target.kind == Kind::Generic;
-                if generic
-                    && slots.iter().any(|slots: &PoolSlots| {
-                        slots.template.is_none() && slots.size == source.ingredients.size
-                    })
-                {
-                    continue;
-                }
-                let waiting = had
-                    .iter()
-                    .filter(|slot| slot.target == want.target && slot.ready.is_some())
-                    .count();
-                slots.push(PoolSlots {
-                    template: (!generic).then(|| source.names()),
-                    size: source.ingredients.size,
-                    kind: want.target.kind.as_str(),
-                    waiting,
-                    wanted: want.count,
-                });
-            }
+        for want in state.wants(self.config.warm, Instant::now()) {
+            let waits = |slot: &&Slot| slot.target == want.target && slot.ready.is_some();
+            let waiting = state.slots.iter().filter(waits).count();
+            let Some(source) = state.source(&want.target) else {
+                continue;
+            };
+            slots.push(PoolSlots {
+                template: (want.target.kind != Kind::Generic).then(|| source.names()),
+                size: source.ingredients.size,
+                kind: want.target.kind.as_str(),
+                waiting,
+                wanted: want.count,
+            });
         }
         PoolStatus {
             slots,
@@ -314,9 +298,7 @@ impl Pool {
             claims: state.claims.clone(),
         }
     }
-}
 
-impl Pool {
     /// Nothing is made from now on, and nothing waits for long.
     fn close(&self) {
         let mut state = self.lock();
@@ -352,8 +334,8 @@ impl State {
         }
     }
 
-    /// What a decision depends on, without what the host says of itself.
-    fn view(&mut self, warm: WarmCount, now: Instant) -> View<SandboxId> {
+    /// What is to wait, the most wanted first.
+    fn wants(&mut self, warm: WarmCount, now: Instant) -> Vec<Want> {
         self.sources.retain(|_, source| !source.demand.is_over(now));
         let mut sources: Vec<_> = self.sources.iter_mut().collect();
         sources.sort_by_key(|(_, source)| std::cmp::Reverse(source.demand.last_used()));
@@ -367,6 +349,12 @@ impl State {
         // Each one's warm clones before anybody's second best.
         wants.sort_by_key(|want| want.target.kind);
         self.failures.mark(&mut wants, now);
+        wants
+    }
+
+    /// What a decision depends on, without what the host says of itself.
+    fn view(&mut self, warm: WarmCount, now: Instant) -> View<SandboxId> {
+        let wants = self.wants(warm, now);
         let haves = self.slots.iter().map(|slot| Have {
             id: slot.id.clone(),
             target: slot.target.clone(),
