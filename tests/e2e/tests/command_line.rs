@@ -174,7 +174,7 @@ fn an_exec_goes_on_under_the_next_daemon() {
     let mut world = World::start();
     let id = world.create();
     let port = world.url().rsplit(':').next().unwrap().to_owned();
-    let child = world
+    let mut child = world
         .command([
             "exec",
             &id,
@@ -186,20 +186,17 @@ fn an_exec_goes_on_under_the_next_daemon() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    while !world
-        .api()
-        .get(&format!("/v1/sandboxes/{id}/processes"))
-        .text
-        .contains("sleep 1")
-    {}
+    // Once it has said something: before that it may not know which process it began, and
+    // nobody could attach it again.
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut said = String::new();
+    stdout.read_line(&mut said).unwrap();
     world.kill_daemon();
     world.start_daemon_at(&format!("127.0.0.1:{port}"));
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "1\n2\n3\n4\n5\n6\n7\n8\n"
-    );
-    assert_eq!(output.status.code(), Some(9));
+    stdout.read_to_string(&mut said).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(said, "1\n2\n3\n4\n5\n6\n7\n8\n");
+    assert_eq!(status.code(), Some(9));
 }
 
 #[test]
