@@ -11,7 +11,7 @@ use pando_image::{BaseImage, Initrd};
 use pando_shim::host::machine_identity;
 use pando_shim::spec::{self, Begin, ShimSpec};
 use pando_store::{
-    Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SnapshotKind, Snapshots, Staging,
+    Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SavedState, Snapshots, Staging,
 };
 use pando_types::{SandboxId, Size};
 use pando_wire::shim::{Command, ExecRequest, SnapshotRequest, SnapshotResponse, State};
@@ -84,7 +84,7 @@ pub(crate) struct Ingredients {
 
 impl Bakery {
     /// The key of a bake.
-    pub(crate) fn key(&self, ingredients: &Ingredients, kind: SnapshotKind) -> String {
+    pub(crate) fn key(&self, ingredients: &Ingredients, kind: SavedState) -> String {
         let machine = self.machine(ingredients);
         let mut hasher = blake3::Hasher::new();
         let mut part = |text: &str| {
@@ -93,7 +93,7 @@ impl Bakery {
         };
         part(&BAKE_FORMAT.to_string());
         part(&ingredients.base.content_hash);
-        part(if kind == SnapshotKind::Ready {
+        part(if kind == SavedState::Ready {
             "ready"
         } else {
             "pre-mount"
@@ -111,7 +111,7 @@ impl Bakery {
     /// The keys by which slots for a new sandbox are known.
     pub(crate) fn keys(&self, ingredients: &Ingredients) -> Keys {
         Keys {
-            snapshot: self.key(ingredients, SnapshotKind::Ready),
+            snapshot: self.key(ingredients, SavedState::Ready),
             shape: self.shape(ingredients),
         }
     }
@@ -168,7 +168,7 @@ impl Bakery {
     }
 
     /// The bake, if it is there and usable.
-    pub(crate) fn find(&self, ingredients: &Ingredients, kind: SnapshotKind) -> Option<Snapshot> {
+    pub(crate) fn find(&self, ingredients: &Ingredients, kind: SavedState) -> Option<Snapshot> {
         self.get(&self.key(ingredients, kind))
     }
 
@@ -184,7 +184,7 @@ impl Bakery {
     pub(crate) async fn ensure(
         &self,
         ingredients: &Ingredients,
-        kind: SnapshotKind,
+        kind: SavedState,
     ) -> Result<Snapshot, EngineError> {
         let key = self.key(ingredients, kind);
         let lock = {
@@ -217,7 +217,7 @@ impl Bakery {
     async fn boot_well(
         &self,
         ingredients: &Ingredients,
-        kind: SnapshotKind,
+        kind: SavedState,
     ) -> Result<Oven, EngineError> {
         let mut boots = 1;
         loop {
@@ -241,7 +241,7 @@ impl Bakery {
     async fn boot(
         &self,
         ingredients: &Ingredients,
-        kind: SnapshotKind,
+        kind: SavedState,
     ) -> Result<(Oven, u32), EngineError> {
         let id = crate::ids::sandbox();
         let dir = self.dirs.create(&id);
@@ -259,7 +259,7 @@ impl Bakery {
     async fn bake(
         &self,
         ingredients: &Ingredients,
-        kind: SnapshotKind,
+        kind: SavedState,
         key: &str,
     ) -> Result<Snapshot, EngineError> {
         let failed = |reason: String| EngineError::BakeFailed {
@@ -316,14 +316,14 @@ impl Oven {
         &mut self,
         bakery: &Bakery,
         ingredients: &Ingredients,
-        kind: SnapshotKind,
+        kind: SavedState,
     ) -> Result<u32, EngineError> {
         link_boot(&self.dir, ingredients)
             .map_err(|error| no_space_or(&error, "cannot lay out the bake"))?;
         let plan = Plan {
             begin: match kind {
-                SnapshotKind::Ready => Begin::BakeReady,
-                SnapshotKind::PreMount => Begin::BakePreMount,
+                SavedState::Ready => Begin::BakeReady,
+                SavedState::PreMount => Begin::BakePreMount,
             },
             machine: bakery.machine(ingredients),
             disks: DISKS - 1,
@@ -344,11 +344,11 @@ impl Oven {
     }
 
     /// Saves the guest and ends it.
-    async fn save(mut self, kind: SnapshotKind) -> Result<(Self, SnapshotResponse), EngineError> {
+    async fn save(mut self, kind: SavedState) -> Result<(Self, SnapshotResponse), EngineError> {
         let gone = || EngineError::SpawnFailed("nothing was booted".to_owned());
         let shim = self.shim.as_ref().ok_or_else(gone)?;
         // Before the root is there nothing can be run.
-        if kind == SnapshotKind::Ready {
+        if kind == SavedState::Ready {
             warm_up(shim).await;
         }
         let request = SnapshotRequest {
@@ -413,7 +413,7 @@ fn gather(
     taken: &SnapshotResponse,
     ingredients: &Ingredients,
     machine: Machine,
-    kind: SnapshotKind,
+    kind: SavedState,
 ) -> Result<Manifest, pando_store::StoreError> {
     let slot = dir.slot();
     let named = [
@@ -427,7 +427,7 @@ fn gather(
     }
     let base = (ingredients.base.disk.clone(), spec::disk(0));
     let mut sources = vec![base];
-    if kind == SnapshotKind::Ready {
+    if kind == SavedState::Ready {
         sources.push((slot.join(&taken.disk_file), spec::disk(1)));
     }
     sources.push((slot.join(&taken.memory_file), spec::MEMORY.to_owned()));

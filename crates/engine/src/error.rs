@@ -22,6 +22,36 @@ pub enum EngineError {
     /// The name is in use.
     #[error("a sandbox named `{0}` already exists")]
     NameTaken(String),
+    /// No such snapshot, or not the caller's.
+    #[error("snapshot `{0}` not found")]
+    SnapshotNotFound(String),
+    /// The name is in use by another snapshot.
+    #[error("a snapshot named `{0}` already exists")]
+    SnapshotNameTaken(String),
+    /// The memory of a snapshot cannot go on here: another VMM, CPU, size or kernel.
+    #[error("snapshot `{id}` cannot go on here: {differences}")]
+    Incompatible {
+        /// Which snapshot.
+        id: String,
+        /// What it has and what this host, or this sandbox, has.
+        differences: String,
+    },
+    /// A layer is not what the manifest says, or the manifest is not one.
+    #[error("snapshot `{id}` is damaged: {reason}")]
+    Corrupt {
+        /// Which snapshot.
+        id: String,
+        /// Which layer, and how.
+        reason: String,
+    },
+    /// A call was cut off by what was done to its sandbox.
+    #[error("the call was cut off: sandbox `{id}` was {by}")]
+    Interrupted {
+        /// Which sandbox.
+        id: String,
+        /// What was done.
+        by: Interruption,
+    },
     /// A value of the request is malformed; the text says which and how.
     #[error("{0}")]
     Invalid(String),
@@ -65,6 +95,42 @@ pub enum EngineError {
     Internal(String),
 }
 
+/// What cut calls off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interruption {
+    /// It was put back into an earlier state.
+    RolledBack,
+    /// It was put on disk.
+    Paused,
+    /// It was powered off.
+    Stopped,
+    /// It was destroyed.
+    Removed,
+}
+
+impl Interruption {
+    /// A stable word for machines.
+    fn code(self) -> &'static str {
+        match self {
+            Self::RolledBack => "rolled_back",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+impl std::fmt::Display for Interruption {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::RolledBack => "rolled back",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Removed => "removed",
+        })
+    }
+}
+
 impl EngineError {
     /// A stable word for machines; each has a section in docs/errors.md.
     pub fn code(&self) -> &'static str {
@@ -74,6 +140,11 @@ impl EngineError {
             Self::TemplateNotFound(_) => "template_not_found",
             Self::ProcessNotFound(_) => "process_not_found",
             Self::NameTaken(_) => "name_taken",
+            Self::SnapshotNotFound(_) => "snapshot_not_found",
+            Self::SnapshotNameTaken(_) => "snapshot_name_taken",
+            Self::Incompatible { .. } => "incompatible_snapshot",
+            Self::Corrupt { .. } => "corrupt_snapshot",
+            Self::Interrupted { by, .. } => by.code(),
             Self::Invalid(_) => "invalid_request",
             Self::WrongState { .. } => "wrong_state",
             Self::CannotRun(_) => "cannot_run",
@@ -95,6 +166,22 @@ impl EngineError {
             }
             Self::ProcessNotFound(_) => "the oldest ended processes are forgotten first",
             Self::NameTaken(_) => "choose another name, or remove the sandbox that has it",
+            Self::SnapshotNotFound(_) => "`pando snapshot ls` lists the snapshots you can see",
+            Self::SnapshotNameTaken(_) => {
+                "choose another name, or remove the snapshot that has it"
+            }
+            Self::Incompatible { .. } => {
+                "`pando create --from SNAPSHOT --disk-only` starts from its disk, without its memory"
+            }
+            Self::Corrupt { .. } => {
+                "an older snapshot of the same sandbox may be whole: `pando tree`"
+            }
+            Self::Interrupted { by, .. } => match by {
+                Interruption::RolledBack => "ask again: the sandbox runs on in the earlier state",
+                Interruption::Paused => "`pando resume ID`; the process goes on then",
+                Interruption::Stopped => "`pando start ID` starts it on its disk",
+                Interruption::Removed => "`pando ls` lists the sandboxes you can see",
+            },
             Self::WrongState { .. } => "`pando inspect` shows the state and its reason",
             Self::SandboxGone { .. } | Self::SpawnFailed(_) => {
                 "`pando logs ID` shows the guest's console"

@@ -22,12 +22,13 @@ mod pool;
 pub mod request;
 mod sandboxes;
 mod shims;
+mod snapshots;
 mod spawn;
 mod template;
 mod usage;
 
 pub use engine::{Engine, EngineConfig, OpenError};
-pub use error::EngineError;
+pub use error::{EngineError, Interruption};
 pub use pando_shim::error_chain;
 pub use pando_shim::host::AcceleratorWish;
 pub use pool::{PoolConfig, WarmCount};

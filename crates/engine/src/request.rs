@@ -3,7 +3,10 @@
 //! A door (`http`) translates its dialect to these and nothing else. Each type's
 //! doc says in which states the request is legal; `lifecycle` enforces it.
 
-use pando_types::{Isolation, Name, SandboxId, SandboxState, Size, TemplateRef};
+use crate::EngineError;
+use pando_types::{
+    Isolation, Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind, TemplateRef,
+};
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +25,11 @@ pub type SandboxRef = String;
 pub struct CreateSandbox {
     /// What to spawn from; `None` is the template `base`.
     pub template: Option<TemplateRef>,
+    /// The snapshot to spawn from instead; its size is the sandbox's.
+    pub from: Option<SnapshotRef>,
+    /// Take the snapshot's disk only, as after a power-on; also where its memory cannot be
+    /// used on this host.
+    pub disk_only: bool,
     /// Unique among the tenant's sandboxes.
     pub name: Option<Name>,
     /// `None` is the template's default, else [`Size::DEFAULT`].
@@ -61,6 +69,9 @@ pub struct Sandbox {
     pub state_reason: Option<String>,
     /// What it was spawned from.
     pub template: TemplateRef,
+    /// The snapshot that its present state came from last: the one it was spawned from or
+    /// rolled back to, or the last that was taken of it.
+    pub parent: Option<SnapshotId>,
     /// CPUs and memory.
     pub size: Size,
     /// What stands between it and the host.
@@ -73,6 +84,131 @@ pub struct Sandbox {
     pub created_at: SystemTime,
     /// When it last began to run.
     pub started_at: Option<SystemTime>,
+}
+
+/// A snapshot as a caller names it: id, the beginning of one, or name within the tenant.
+pub type SnapshotRef = String;
+
+/// Keep a sandbox's present state. Legal while it runs; a snapshot of the disk alone also
+/// while it is stopped.
+#[derive(Clone, Debug, Default)]
+pub struct TakeSnapshot {
+    /// Unique among the tenant's snapshots.
+    pub name: Option<Name>,
+    /// With the memory, or the disk alone.
+    pub kind: SnapshotKind,
+    /// Free text for the caller's own use.
+    pub labels: BTreeMap<String, String>,
+    /// A sentence for people.
+    pub note: String,
+}
+
+/// A kept state.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Its id, for life.
+    pub id: SnapshotId,
+    /// Its name, if it was given one.
+    pub name: Option<Name>,
+    /// What it keeps.
+    pub kind: SnapshotKind,
+    /// The sandbox it was taken of, which may be gone.
+    pub sandbox: SandboxId,
+    /// The snapshot before it, which may be gone: what it differs from is kept all the same.
+    pub parent: Option<SnapshotId>,
+    /// The template that the first ancestor was made from.
+    pub template: TemplateRef,
+    /// CPUs and memory of what is spawned from it.
+    pub size: Size,
+    /// Labels given when it was taken.
+    pub labels: BTreeMap<String, String>,
+    /// The note given when it was taken.
+    pub note: String,
+    /// When it was taken.
+    pub created_at: SystemTime,
+    /// What taking it cost.
+    pub cost: SnapshotCost,
+}
+
+/// What a snapshot cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SnapshotCost {
+    /// From the first process that stood still to the last that went on, in ms.
+    pub pause_ms: f64,
+    /// From the request to the moment at which the snapshot survives a power cut, in ms.
+    pub durable_ms: f64,
+    /// Bytes that it takes on the disk beyond its parent.
+    pub bytes: u64,
+    /// Pages of memory that it keeps beyond its parent.
+    pub dirty_pages: u64,
+    /// The guest came to rest in time; otherwise its children had to be resynchronised.
+    pub clean: bool,
+}
+
+/// Make running children of a running sandbox.
+#[derive(Clone, Debug)]
+pub struct Fork {
+    /// How many: 1 to 1000.
+    pub count: u32,
+    /// Labels of each child.
+    pub labels: BTreeMap<String, String>,
+    /// Added to the environment that each child takes from its parent.
+    pub env: BTreeMap<String, String>,
+}
+
+/// What came of a fork.
+#[derive(Debug)]
+pub struct Forked {
+    /// What the one snapshot cost that all children share.
+    pub cost: SnapshotCost,
+    /// One for each child that was asked for; one that failed has left nothing.
+    pub children: Vec<Result<Sandbox, EngineError>>,
+}
+
+/// Put a sandbox back into a kept state. Legal unless it is being created.
+#[derive(Clone, Debug)]
+pub struct Rollback {
+    /// The state to go back to; it must be of the sandbox's own size and template.
+    pub snapshot: SnapshotRef,
+    /// Keep what is left behind as a snapshot of this name first.
+    pub save: Option<Name>,
+}
+
+/// A sandbox after a rollback.
+#[derive(Clone, Debug)]
+pub struct RolledBack {
+    /// As it is now.
+    pub sandbox: Sandbox,
+    /// What was left behind, where it was to be kept.
+    pub saved: Option<Snapshot>,
+}
+
+/// A tenant's snapshots and sandboxes, as they came from one another.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    /// Oldest first.
+    pub snapshots: Vec<Snapshot>,
+    /// Oldest first.
+    pub sandboxes: Vec<Sandbox>,
+}
+
+/// Where disk space has gone. Bytes are allocated ones; what several share counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Layers of snapshots.
+    pub snapshots: u64,
+    /// What sandboxes have beyond the snapshots and templates that they came from.
+    pub sandboxes: u64,
+    /// Whole memory files that were put together from layers, to be mapped.
+    pub materialized: u64,
+    /// The most that `materialized` may be.
+    pub materialized_limit: u64,
+    /// Bakes of templates.
+    pub bakes: u64,
+    /// Root images, kernels and initrds.
+    pub images: u64,
+    /// What is free where the state is.
+    pub free: u64,
 }
 
 /// What to run. Legal while the sandbox runs.

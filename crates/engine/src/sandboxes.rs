@@ -124,6 +124,7 @@ impl Entry {
             state: row.state,
             state_reason: row.state_reason,
             template: row.template.parse().map_err(|_| malformed("template"))?,
+            parent: None,
             size: Size::new(row.cpus, row.memory_mib).map_err(|_| malformed("size"))?,
             isolation: isolation(&row.isolation).ok_or_else(|| malformed("isolation"))?,
             env: serde_json::from_str(&row.env).map_err(|_| malformed("environment"))?,

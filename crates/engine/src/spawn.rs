@@ -10,7 +10,7 @@ use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::{EngineError, identity, ids};
 use pando_shim::spec::{Begin, ShimSpec};
 use pando_store::{
-    IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SnapshotKind, read_untrusted,
+    IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SavedState, read_untrusted,
 };
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
@@ -89,7 +89,7 @@ impl Engine {
     async fn load(&self, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
         let ingredients = wish.ingredients;
         let bakery = &self.inner.bakery;
-        let snapshot = bakery.ensure(ingredients, SnapshotKind::Ready).await?;
+        let snapshot = bakery.ensure(ingredients, SavedState::Ready).await?;
         let plan = Plan::spawn(&snapshot, false);
         self.first_start(wish, &plan, |dir| lay_out(dir, &snapshot, ingredients))
             .await
@@ -362,7 +362,7 @@ impl Engine {
         let snapshot = self
             .inner
             .bakery
-            .ensure(&ingredients, SnapshotKind::PreMount)
+            .ensure(&ingredients, SavedState::PreMount)
             .await?;
         for layer in [&snapshot.manifest.memory, &snapshot.manifest.device_state] {
             dir.unlink(&layer.file)

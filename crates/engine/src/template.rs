@@ -5,7 +5,7 @@ use crate::bake::Ingredients;
 use crate::engine::{Engine, Inner};
 use crate::request::{Caller, Template};
 use pando_image::{BaseImage, BaseOptions, BuildError, Initrd, Progress};
-use pando_store::{NewEvent, SnapshotKind, TemplateRow};
+use pando_store::{NewEvent, SavedState, TemplateRow};
 use pando_types::{CPUS, MEMORY_MIB, Size, TemplateRef};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -177,7 +177,7 @@ impl Engine {
                         initrd: initrd.clone(),
                         size,
                     };
-                    if let Some(snapshot) = inner.bakery.find(&ingredients, SnapshotKind::Ready) {
+                    if let Some(snapshot) = inner.bakery.find(&ingredients, SavedState::Ready) {
                         baked.push(size);
                         disk_bytes += snapshot.allocated_bytes().unwrap_or(0);
                     }
@@ -291,8 +291,8 @@ impl Engine {
     async fn bake_both(&self, ingredients: &Ingredients) -> Result<(), EngineError> {
         let bakery = &self.inner.bakery;
         let (ready, pre_mount) = tokio::join!(
-            bakery.ensure(ingredients, SnapshotKind::Ready),
-            bakery.ensure(ingredients, SnapshotKind::PreMount)
+            bakery.ensure(ingredients, SavedState::Ready),
+            bakery.ensure(ingredients, SavedState::PreMount)
         );
         ready.and(pre_mount).map(drop)
     }

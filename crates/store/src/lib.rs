@@ -24,7 +24,7 @@ pub use index::{
     EventRow, Index, IndexError, NewEvent, SCHEMA_VERSION, SandboxRow, StateChange, TemplateRow,
 };
 pub use layer::{Layer, LayerError, hash_file};
-pub use manifest::{Machine, Manifest, ManifestError, SnapshotKind};
+pub use manifest::{Machine, Manifest, ManifestError, SavedState};
 pub use sandbox_dir::{SHIM, SLOT, SandboxDir, SandboxDirs, read_untrusted};
 pub use snapshots::{Snapshot, Snapshots, Staging, StoreError};
 

@@ -19,7 +19,7 @@ pub(crate) const MAX_BYTES: u64 = 1 << 20;
 /// How far a guest had come when it was saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SnapshotKind {
+pub enum SavedState {
     /// Root mounted, services up: new sandboxes start from it.
     Ready,
     /// Kernel and agent up, writable disk not opened: a disk that exists already starts from it.
@@ -92,7 +92,7 @@ impl Machine {
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// How far the guest had come.
-    pub kind: SnapshotKind,
+    pub kind: SavedState,
     /// What can run it.
     pub machine: Machine,
     /// When it was written, milliseconds since the Unix epoch.
@@ -192,7 +192,7 @@ pub(crate) mod tests {
             blake3: "0".repeat(64),
         };
         Manifest {
-            kind: SnapshotKind::Ready,
+            kind: SavedState::Ready,
             machine: Machine {
                 vmm: "qemu 10.0.2".into(),
                 accelerator: "tcg".into(),

@@ -2,7 +2,7 @@
 //!
 //! Without the usual harness: a point aborts its process, so this program runs itself.
 
-use pando_store::{Layer, Machine, Manifest, SnapshotKind, Snapshots, fault};
+use pando_store::{Layer, Machine, Manifest, SavedState, Snapshots, fault};
 use std::path::Path;
 use std::process::Command;
 
@@ -37,7 +37,7 @@ fn publish(dir: &Path) {
         Layer::describe(staging.dir(), file).expect("it is described")
     };
     let manifest = Manifest {
-        kind: SnapshotKind::Ready,
+        kind: SavedState::Ready,
         machine: Machine {
             vmm: "qemu".into(),
             accelerator: "tcg".into(),

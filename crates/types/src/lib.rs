@@ -8,10 +8,12 @@ mod isolation;
 pub mod limits;
 mod name;
 mod size;
+mod snapshot;
 mod state;
 
 pub use id::{IdError, SandboxId, SnapshotId, TemplateId, is_id_shaped};
 pub use isolation::{Accelerator, Isolation};
 pub use name::{Name, NameError, TemplateRef};
 pub use size::{CPUS, MEMORY_MIB, Size, SizeError};
+pub use snapshot::SnapshotKind;
 pub use state::SandboxState;

@@ -14,17 +14,20 @@ pub enum SandboxState {
     Stopping,
     /// Powered off; the disk is kept.
     Stopped,
+    /// Kept on disk with its memory; it costs no process and no memory.
+    Paused,
     /// Its VM or shim died, or never came up; only `rm` and, if it has a disk, `start` remain.
     Failed,
 }
 
 impl SandboxState {
     /// Every state.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Creating,
         Self::Running,
         Self::Stopping,
         Self::Stopped,
+        Self::Paused,
         Self::Failed,
     ];
 
@@ -35,6 +38,7 @@ impl SandboxState {
             Self::Running => "running",
             Self::Stopping => "stopping",
             Self::Stopped => "stopped",
+            Self::Paused => "paused",
             Self::Failed => "failed",
         }
     }
