@@ -4,7 +4,7 @@
 //! schema has a version; an older file is copied beside itself and then migrated, a
 //! newer one is refused.
 
-use pando_types::SandboxState;
+use pando_types::{SandboxState, SnapshotKind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const MIGRATIONS: [&str; 1] = [include_str!("schema_1.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("schema_1.sql"), include_str!("schema_2.sql")];
 
 /// How long a statement waits for another process' transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -103,6 +103,51 @@ pub struct SandboxRow {
     pub started_at: Option<SystemTime>,
     /// The host's boot id when it last began to run.
     pub boot_id: String,
+    /// The last snapshot in its past.
+    pub parent: Option<String>,
+    /// Name of its directory, where that is not its id.
+    pub home: Option<String>,
+    /// The snapshot that holds it while it is paused.
+    pub paused_in: Option<String>,
+}
+
+/// A snapshot's row. What it is made of is in its manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SnapshotRow {
+    /// Its id.
+    pub id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Unique within the tenant.
+    pub name: Option<String>,
+    /// With its memory, or the disk alone.
+    pub kind: SnapshotKind,
+    /// The sandbox it was taken of.
+    pub sandbox: String,
+    /// The snapshot before it.
+    pub parent: Option<String>,
+    /// `name:tag` of the template.
+    pub template: String,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// JSON object.
+    pub labels: String,
+    /// For people.
+    pub note: String,
+    /// When it was taken.
+    pub created_at: SystemTime,
+    /// How long the sandbox stood still, in ms.
+    pub pause_ms: f64,
+    /// How long it took until it was durable, in ms.
+    pub durable_ms: f64,
+    /// Bytes on disk beyond its parent's.
+    pub bytes: u64,
+    /// Pages beyond its parent's.
+    pub dirty_pages: u64,
+    /// The guest came to rest in time.
+    pub clean: bool,
 }
 
 /// A template's row.
@@ -161,6 +206,19 @@ pub struct StateChange<'a> {
     pub reason: Option<&'a str>,
     /// JSON of its isolation, when it begins to run.
     pub isolation: Option<&'a str>,
+    /// Where it lives and what it came from, when that changes with the state.
+    pub place: Option<Place<'a>>,
+}
+
+/// Where a sandbox lives and what it came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// Name of its directory, where that is not its id.
+    pub home: Option<&'a str>,
+    /// The last snapshot in its past.
+    pub parent: Option<&'a str>,
+    /// The snapshot that holds it while it is paused.
+    pub paused_in: Option<&'a str>,
 }
 
 impl Index {
@@ -279,11 +337,12 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
             params![
                 row.id, row.tenant, row.name, row.state.as_str(), row.state_reason, row.template, row.root, row.cpus,
-                row.memory_mib, row.env, row.labels, row.isolation, millis(row.created_at), row.started_at.map(millis), row.boot_id
+                row.memory_mib, row.env, row.labels, row.isolation, millis(row.created_at), row.started_at.map(millis), row.boot_id,
+                row.parent, row.home, row.paused_in
             ],
         );
         match inserted {
@@ -318,8 +377,69 @@ impl Index {
                 params![change.id, millis(SystemTime::now()), boot_id],
             )?;
         }
+        if let Some(place) = change.place {
+            transaction.execute(
+                "UPDATE sandboxes SET home = ?2, parent = ?3, paused_in = ?4 WHERE id = ?1",
+                params![change.id, place.home, place.parent, place.paused_in],
+            )?;
+        }
         insert_event(&transaction, event)?;
         Ok(transaction.commit()?)
+    }
+
+    /// Adds a snapshot, makes it its sandbox's parent and writes the event, in one transaction.
+    ///
+    /// # Errors
+    /// The name is taken, or SQLite failed.
+    pub fn add_snapshot(&self, row: &SnapshotRow, event: &NewEvent<'_>) -> Result<(), IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let inserted = transaction.execute(
+            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+            params![
+                row.id, row.tenant, row.name, row.kind.as_str(), row.sandbox, row.parent, row.template, row.cpus,
+                row.memory_mib, row.labels, row.note, millis(row.created_at), row.pause_ms, row.durable_ms,
+                count(row.bytes), count(row.dirty_pages), row.clean
+            ],
+        );
+        match inserted {
+            Err(error) if is_unique_violation(&error) => return Err(IndexError::NameTaken),
+            other => other?,
+        };
+        transaction.execute(
+            "UPDATE sandboxes SET parent = ?2 WHERE id = ?1",
+            [&row.sandbox, &row.id],
+        )?;
+        insert_event(&transaction, event)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Removes a snapshot's row and writes the event in one transaction.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn remove_snapshot(&self, id: &str, event: &NewEvent<'_>) -> Result<(), IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        transaction.execute("DELETE FROM snapshots WHERE id = ?1", [id])?;
+        insert_event(&transaction, event)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// All snapshots of all tenants, oldest first.
+    ///
+    /// # Errors
+    /// SQLite failed, or a row is malformed.
+    pub fn snapshots(&self) -> Result<Vec<SnapshotRow>, IndexError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(
+            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean
+             FROM snapshots ORDER BY created_at_ms, id",
+        )?;
+        let rows = statement.query_map([], snapshot_row)?;
+        rows.map(|row| row?.ok_or(IndexError::Malformed("snapshot kind")))
+            .collect()
     }
 
     /// Removes a sandbox's row and writes the event in one transaction.
@@ -341,7 +461,7 @@ impl Index {
     pub fn sandboxes(&self) -> Result<Vec<SandboxRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id
+            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in
              FROM sandboxes ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], sandbox_row)?;
@@ -428,7 +548,40 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
         created_at: time(row.get(12)?),
         started_at: row.get::<_, Option<i64>>(13)?.map(time),
         boot_id: row.get(14)?,
+        parent: row.get(15)?,
+        home: row.get(16)?,
+        paused_in: row.get(17)?,
     }))
+}
+
+fn snapshot_row(row: &Row<'_>) -> rusqlite::Result<Option<SnapshotRow>> {
+    let Ok(kind) = row.get::<_, String>(3)?.parse() else {
+        return Ok(None);
+    };
+    Ok(Some(SnapshotRow {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        name: row.get(2)?,
+        kind,
+        sandbox: row.get(4)?,
+        parent: row.get(5)?,
+        template: row.get(6)?,
+        cpus: row.get(7)?,
+        memory_mib: row.get(8)?,
+        labels: row.get(9)?,
+        note: row.get(10)?,
+        created_at: time(row.get(11)?),
+        pause_ms: row.get(12)?,
+        durable_ms: row.get(13)?,
+        bytes: row.get::<_, i64>(14)?.unsigned_abs(),
+        dirty_pages: row.get::<_, i64>(15)?.unsigned_abs(),
+        clean: row.get(16)?,
+    }))
+}
+
+/// A count as SQLite keeps it.
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn template_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<TemplateRow> {
@@ -541,7 +694,71 @@ mod tests {
             created_at: UNIX_EPOCH + Duration::from_millis(5),
             started_at: None,
             boot_id: String::new(),
+            parent: None,
+            home: None,
+            paused_in: None,
         }
+    }
+
+    fn snapshot(id: &str, name: Option<&str>) -> SnapshotRow {
+        SnapshotRow {
+            id: id.into(),
+            tenant: "default".into(),
+            name: name.map(Into::into),
+            kind: SnapshotKind::Full,
+            sandbox: "a".into(),
+            parent: None,
+            template: "base".into(),
+            cpus: 1,
+            memory_mib: 512,
+            labels: "{}".into(),
+            note: "n".into(),
+            created_at: UNIX_EPOCH + Duration::from_millis(5),
+            pause_ms: 6.5,
+            durable_ms: 80.25,
+            bytes: 1 << 40,
+            dirty_pages: 3,
+            clean: true,
+        }
+    }
+
+    #[test]
+    fn a_snapshot_becomes_its_sandboxs_parent_or_nothing_is_written() {
+        let (_dir, index) = fresh();
+        index.add_sandbox(&row("a", None), &[EVENT]).unwrap();
+        index.add_snapshot(&snapshot("n1", Some("x")), &EVENT).unwrap();
+        let refused = index.add_snapshot(&snapshot("n2", Some("x")), &EVENT);
+        assert!(matches!(refused, Err(IndexError::NameTaken)));
+        assert_eq!(index.sandboxes().unwrap()[0].parent.as_deref(), Some("n1"));
+        assert_eq!(index.snapshots().unwrap(), [snapshot("n1", Some("x"))]);
+        index.remove_snapshot("n1", &EVENT).unwrap();
+        index.add_snapshot(&snapshot("n2", Some("x")), &EVENT).unwrap();
+        assert_eq!(index.events("default", 0, 10).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn an_older_schema_is_kept_beside_the_migrated_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pando.db");
+        let old = Connection::open(&path).unwrap();
+        old.execute_batch(MIGRATIONS[0]).unwrap();
+        old.pragma_update(None, "user_version", 1).unwrap();
+        old.execute_batch(
+            "INSERT INTO sandboxes VALUES ('a', 'default', 'x', 'stopped', NULL, 'base', 'r', 1, 512, '{}', '{}', '{}', 5, NULL, '')",
+        )
+        .unwrap();
+        drop(old);
+        let index = Index::open(&path).unwrap();
+        let rows = index.sandboxes().unwrap();
+        assert_eq!((rows[0].id.as_str(), &rows[0].home), ("a", &None));
+        let backup = Connection::open(dir.path().join("pando.db.schema-1")).unwrap();
+        let version: u32 = backup
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .unwrap();
+        let kept: u32 = backup
+            .query_row("SELECT count(*) FROM sandboxes", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!((version, kept), (1, 1));
     }
 
     fn fresh() -> (tempfile::TempDir, Index) {
@@ -573,6 +790,10 @@ mod tests {
             state: SandboxState::Running,
             reason: None,
             isolation: Some("{\"a\":1}"),
+            place: Some(Place {
+                home: Some("b"),
+                ..Place::default()
+            }),
         };
         index.set_state(&change, "boot", &EVENT).unwrap();
         drop(index);
@@ -583,6 +804,7 @@ mod tests {
             (1, SandboxState::Running, "boot")
         );
         assert!(rows[0].started_at.is_some());
+        assert_eq!(rows[0].home.as_deref(), Some("b"));
         assert_eq!(index.events("default", 1, 10).unwrap().len(), 1);
         assert!(index.events("other", 0, 10).unwrap().is_empty());
     }

@@ -14,6 +14,8 @@
 //! ```
 
 pub mod fault;
+mod materialized;
+pub mod pages;
 mod index;
 mod layer;
 mod manifest;
@@ -21,12 +23,14 @@ mod sandbox_dir;
 mod snapshots;
 
 pub use index::{
-    EventRow, Index, IndexError, NewEvent, SCHEMA_VERSION, SandboxRow, StateChange, TemplateRow,
+    EventRow, Index, IndexError, NewEvent, Place, SCHEMA_VERSION, SandboxRow, SnapshotRow,
+    StateChange, TemplateRow,
 };
-pub use layer::{Layer, LayerError, hash_file};
+pub use layer::{Layer, LayerError, Verified, hash_file};
 pub use manifest::{Machine, Manifest, ManifestError, SavedState};
+pub use materialized::{Materialized, MemorySource};
 pub use sandbox_dir::{SHIM, SLOT, SandboxDir, SandboxDirs, read_untrusted};
-pub use snapshots::{Snapshot, Snapshots, Staging, StoreError};
+pub use snapshots::{Snapshot, Snapshots, Staging, StoreError, link_or_copy};
 
 /// The version in the name of the on-disk layout's top directory.
 pub const LAYOUT: &str = "v1";

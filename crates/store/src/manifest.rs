@@ -1,7 +1,7 @@
 //! The manifest: what a snapshot is made of and what can run it.
 //!
 //! ```text
-//! PANDO-MANIFEST 1 <blake3 of the body, 64 hex digits>\n
+//! PANDO-MANIFEST 2 <blake3 of the body, 64 hex digits>\n
 //! { JSON body }
 //! ```
 //! The magic, the format's own version and the checksum stand before the body, so a
@@ -11,7 +11,7 @@ use crate::layer::Layer;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: &str = "PANDO-MANIFEST";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 /// Longest manifest that is read; a real one has a few KiB.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
@@ -24,6 +24,10 @@ pub enum SavedState {
     Ready,
     /// Kernel and agent up, writable disk not opened: a disk that exists already starts from it.
     PreMount,
+    /// A sandbox in the middle of its work.
+    Running,
+    /// A sandbox's disk, without memory.
+    Disk,
 }
 
 /// What must be equal on the host that loads a snapshot.
@@ -87,10 +91,13 @@ impl Machine {
     }
 }
 
-/// A snapshot's description.
+/// A snapshot's description. Its directory holds every layer that it names, by hard
+/// links where others have them too: it needs no other snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
+    /// Its own name: a snapshot's id, or a bake's key.
+    pub id: String,
     /// How far the guest had come.
     pub kind: SavedState,
     /// What can run it.
@@ -99,12 +106,17 @@ pub struct Manifest {
     pub created_at_ms: u64,
     /// The read-only root image, by its BLAKE3; it is shared and lives elsewhere.
     pub root: String,
+    /// The read-only root image as a file beside the others; `None` where it is on another
+    /// file system and stays in the cache.
+    pub root_image: Option<Layer>,
     /// The writable disk's chain, base first.
     pub disks: Vec<Layer>,
-    /// Guest memory, as long as the memory is.
-    pub memory: Layer,
-    /// The VMM's device state.
-    pub device_state: Layer,
+    /// Guest memory, as long as the memory is; `None` is all zeros.
+    pub memory: Option<Layer>,
+    /// Pages that lie over `memory`, the oldest first; see [`crate::pages`].
+    pub pages: Vec<Layer>,
+    /// The VMM's device state; `None` where no memory is kept, or none to go on from.
+    pub device_state: Option<Layer>,
     /// The channel was quiet at a freeze barrier; otherwise a child must resynchronise.
     pub clean_barrier: bool,
 }
@@ -116,7 +128,7 @@ pub enum ManifestError {
     #[error("not a Pando manifest")]
     Foreign,
     /// Written by another version of the format.
-    #[error("the manifest has version {0}, this program reads version 1")]
+    #[error("the manifest has version {0}, this program reads version {VERSION}")]
     Version(String),
     /// Torn or changed.
     #[error("the manifest's checksum does not match")]
@@ -124,8 +136,8 @@ pub enum ManifestError {
     /// Well-formed outside, not inside.
     #[error("the manifest's body is malformed")]
     Body(#[source] serde_json::Error),
-    /// A file name that is a path.
-    #[error("the manifest names `{0}`, which is not a plain file name")]
+    /// A file name that is a path, or that is there twice.
+    #[error("the manifest names `{0}`, which is not a plain file name of its own")]
     FileName(String),
 }
 
@@ -162,7 +174,12 @@ impl Manifest {
 
     /// Every layer the manifest names.
     pub fn layers(&self) -> impl Iterator<Item = &Layer> {
-        self.disks.iter().chain([&self.memory, &self.device_state])
+        self.root_image
+            .iter()
+            .chain(&self.disks)
+            .chain(&self.memory)
+            .chain(&self.pages)
+            .chain(&self.device_state)
     }
 
     fn check_names(&self) -> Result<(), ManifestError> {
@@ -173,8 +190,11 @@ impl Manifest {
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
-        match self.layers().find(|layer| !plain(&layer.file)) {
-            Some(layer) => Err(ManifestError::FileName(layer.file.clone())),
+        let mut names = std::collections::BTreeSet::new();
+        let mut odd = self.layers().map(|layer| layer.file.as_str());
+        // Twice the same name would let one file stand for two layers.
+        match odd.find(|name| !plain(name) || !names.insert(*name)) {
+            Some(name) => Err(ManifestError::FileName(name.to_owned())),
             None => Ok(()),
         }
     }
@@ -192,6 +212,7 @@ pub(crate) mod tests {
             blake3: "0".repeat(64),
         };
         Manifest {
+            id: "key".into(),
             kind: SavedState::Ready,
             machine: Machine {
                 vmm: "qemu 10.0.2".into(),
@@ -207,9 +228,11 @@ pub(crate) mod tests {
             },
             created_at_ms: 1,
             root: "r".into(),
+            root_image: None,
             disks: vec![layer("disk.0"), layer("disk.1")],
-            memory: layer("memory"),
-            device_state: layer("device-state"),
+            memory: Some(layer("memory")),
+            pages: vec![layer("pages.0")],
+            device_state: Some(layer("device-state")),
             clean_barrier: true,
         }
     }
@@ -223,22 +246,24 @@ pub(crate) mod tests {
     fn a_newer_format_is_named() {
         let text = String::from_utf8(sample().encode())
             .unwrap()
-            .replacen(" 1 ", " 2 ", 1);
+            .replacen(" 2 ", " 3 ", 1);
         let error = Manifest::decode(text.as_bytes()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the manifest has version 2, this program reads version 1"
+            "the manifest has version 3, this program reads version 2"
         );
     }
 
     #[test]
     fn a_layer_may_not_be_a_path() {
-        let mut manifest = sample();
-        manifest.memory.file = "../memory".into();
-        assert!(matches!(
-            Manifest::decode(&manifest.encode()),
-            Err(ManifestError::FileName(_))
-        ));
+        for name in ["../memory", "disk.0", ".", ""] {
+            let mut manifest = sample();
+            manifest.pages[0].file = name.into();
+            assert!(matches!(
+                Manifest::decode(&manifest.encode()),
+                Err(ManifestError::FileName(_))
+            ));
+        }
     }
 
     #[test]

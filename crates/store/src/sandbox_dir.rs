@@ -6,13 +6,15 @@
 //!   spec.json shim.pid shim.log shim.sock
 //!   slot/          hard links to layers, the sandbox's own disk, what a snapshot writes
 //!   shim/          console.log, ended
+//!   parent/        a snapshot by links: what a snapshot of this sandbox is compared with
 //! ```
 
 use crate::fault;
+use crate::snapshots::{Snapshot, StoreError, link_or_copy};
 use pando_types::SandboxId;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
 
 /// Name of the slot directory in a sandbox's directory.
@@ -20,6 +22,10 @@ pub const SLOT: &str = "slot";
 
 /// Name of the shim's own directory in a sandbox's directory.
 pub const SHIM: &str = "shim";
+
+/// What the present state differs from; see [`SandboxDir::parent`].
+const PARENT: &str = "parent";
+const PARENT_FRESH: &str = "parent.new";
 
 /// The directory that holds one directory per sandbox.
 #[derive(Clone, Debug)]
@@ -134,22 +140,7 @@ impl SandboxDir {
     /// # Errors
     /// Neither can be made.
     pub fn link(&self, layer: &Path, name: &str) -> io::Result<()> {
-        let target = self.slot().join(name);
-        match fs::hard_link(layer, &target) {
-            // The latter: a cache that another account made, on a host that protects its files
-            // from being linked.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::CrossesDevices | io::ErrorKind::PermissionDenied
-                ) =>
-            {
-                let (from, to) = (fs::File::open(layer)?, fs::File::create_new(&target)?);
-                pando_sys::file::share_or_copy(&from, &to)?;
-                to.set_permissions(fs::Permissions::from_mode(0o444))
-            }
-            other => other,
-        }
+        link_or_copy(layer, &self.slot().join(name))
     }
 
     /// Removes a file of the slot; that it is not there is fine.
@@ -163,15 +154,61 @@ impl SandboxDir {
         }
     }
 
+    /// What the sandbox's present state differs from, by links of its own: the snapshot or
+    /// bake it was spawned from, or the last snapshot that was taken of it.
+    ///
+    /// # Errors
+    /// It is there but cannot be used.
+    pub fn parent(&self) -> Result<Option<Snapshot>, StoreError> {
+        let name = self.dir.file_name().unwrap_or_default();
+        Snapshot::load(&self.dir.join(PARENT), &name.to_string_lossy())
+    }
+
+    /// Makes `snapshot` the sandbox's parent, whatever it was before.
+    ///
+    /// # Errors
+    /// The links cannot be made; the parent is as it was.
+    pub fn set_parent(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+        self.replace_parent(|fresh| snapshot.link_to(fresh))
+    }
+
+    /// Makes what `make` puts into a new directory the sandbox's parent.
+    ///
+    /// # Errors
+    /// It cannot be made; the parent is as it was.
+    pub fn replace_parent(
+        &self,
+        make: impl FnOnce(&Path) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let (parent, fresh) = (self.dir.join(PARENT), self.dir.join(PARENT_FRESH));
+        let failed = |action, source| StoreError::Io {
+            action,
+            path: parent.clone(),
+            source,
+        };
+        remove_dir(&fresh).map_err(|error| failed("remove", error))?;
+        make(&fresh)?;
+        if parent.exists() {
+            pando_sys::file::exchange(&parent, &fresh).map_err(|error| failed("replace", error))?;
+            remove_dir(&fresh).map_err(|error| failed("remove", error))
+        } else {
+            fs::rename(&fresh, &parent).map_err(|error| failed("replace", error))
+        }
+    }
+
     /// Removes everything; that it is not there is fine.
     ///
     /// # Errors
     /// Something stays.
     pub fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir_all(&self.dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        remove_dir(&self.dir)
+    }
+}
+
+fn remove_dir(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

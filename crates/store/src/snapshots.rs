@@ -1,7 +1,7 @@
 //! Directories of snapshots: staged under a temporary name, published whole.
 
 use crate::fault;
-use crate::layer::{Layer, LayerError, allocated_bytes};
+use crate::layer::{Layer, LayerError, Verified, allocated_bytes};
 use crate::manifest::{self, Manifest, ManifestError};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -12,6 +12,9 @@ const MANIFEST: &str = "manifest";
 
 /// Prefix of directories that are not published; a key never begins with a dot.
 const STAGING: &str = ".staging-";
+
+/// Mode of a file that never changes.
+const SEALED: u32 = 0o444;
 
 /// Why a snapshot cannot be kept or used.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +60,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Stor
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     dir: PathBuf,
+    verified: Verified,
 }
 
 /// A published snapshot: its files never change.
@@ -83,7 +87,7 @@ impl Snapshots {
     ///
     /// # Errors
     /// The directory cannot be made or read.
-    pub fn open(dir: &Path) -> Result<Self, StoreError> {
+    pub fn open(dir: &Path, verified: &Verified) -> Result<Self, StoreError> {
         fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         for entry in fs::read_dir(dir).map_err(io_error("read", dir))? {
             let entry = entry.map_err(io_error("read", dir))?;
@@ -95,6 +99,7 @@ impl Snapshots {
         }
         Ok(Self {
             dir: dir.to_path_buf(),
+            verified: verified.clone(),
         })
     }
 
@@ -125,7 +130,13 @@ impl Snapshots {
     ) -> Result<Snapshot, StoreError> {
         let target = self.path(key)?;
         for layer in manifest.layers() {
-            seal(&staging.dir.join(&layer.file))?;
+            let path = staging.dir.join(&layer.file);
+            let metadata = fs::metadata(&path).map_err(io_error("examine", &path))?;
+            // Taken over from another snapshot, it is sealed already.
+            if metadata.permissions().mode() & 0o777 != SEALED {
+                seal(&path)?;
+            }
+            self.verified.note(layer, &staging.dir);
         }
         fault::point("snapshot.layers_written");
         let path = staging.dir.join(MANIFEST);
@@ -165,31 +176,16 @@ impl Snapshots {
     /// # Errors
     /// It is there but cannot be used.
     pub fn get(&self, key: &str) -> Result<Option<Snapshot>, StoreError> {
-        let dir = self.path(key)?;
-        let path = dir.join(MANIFEST);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => {
-                return Err(StoreError::Io {
-                    action: "open",
-                    path,
-                    source,
-                });
-            }
-        };
-        let mut bytes = Vec::new();
-        file.take(manifest::MAX_BYTES)
-            .read_to_end(&mut bytes)
-            .map_err(io_error("read", &path))?;
-        let manifest = Manifest::decode(&bytes)
-            .map_err(|error| StoreError::Manifest(key.to_owned(), error))?;
-        for layer in manifest.layers() {
-            layer
-                .check_length(&dir)
-                .map_err(|error| StoreError::Layer(key.to_owned(), error))?;
-        }
-        Ok(Some(Snapshot { dir, manifest }))
+        Snapshot::load(&self.path(key)?, key)
+    }
+
+    /// Reads every layer and compares checksums, but for those that were read before.
+    ///
+    /// # Errors
+    /// Names the first layer that differs.
+    pub fn verify(&self, snapshot: &Snapshot) -> Result<(), LayerError> {
+        let mut layers = snapshot.manifest.layers();
+        layers.try_for_each(|layer| self.verified.check(layer, &snapshot.dir))
     }
 
     /// The keys of all published snapshots.
@@ -284,14 +280,67 @@ impl Snapshots {
 }
 
 impl Snapshot {
-    /// Reads every layer and compares checksums.
+    /// The snapshot in a directory, if there is one; its layers' lengths are checked.
     ///
     /// # Errors
-    /// Names the first layer that differs.
-    pub fn verify(&self) -> Result<(), LayerError> {
-        self.manifest
-            .layers()
-            .try_for_each(|layer| layer.verify(&self.dir))
+    /// It is there but cannot be used; `key` is what it is called then.
+    pub fn load(dir: &Path, key: &str) -> Result<Option<Self>, StoreError> {
+        let path = dir.join(MANIFEST);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => {
+                return Err(StoreError::Io {
+                    action: "open",
+                    path,
+                    source,
+                });
+            }
+        };
+        let mut bytes = Vec::new();
+        file.take(manifest::MAX_BYTES)
+            .read_to_end(&mut bytes)
+            .map_err(io_error("read", &path))?;
+        let manifest = Manifest::decode(&bytes)
+            .map_err(|error| StoreError::Manifest(key.to_owned(), error))?;
+        for layer in manifest.layers() {
+            layer
+                .check_length(dir)
+                .map_err(|error| StoreError::Layer(key.to_owned(), error))?;
+        }
+        Ok(Some(Self {
+            dir: dir.to_path_buf(),
+            manifest,
+        }))
+    }
+
+    /// Where a layer of it is.
+    pub fn path(&self, layer: &Layer) -> PathBuf {
+        self.dir.join(&layer.file)
+    }
+
+    /// Makes `target`, a directory that must not exist, the same snapshot by hard links.
+    /// Not made durable.
+    ///
+    /// # Errors
+    /// It cannot be made; it may be there in part.
+    pub fn link_to(&self, target: &Path) -> Result<(), StoreError> {
+        fs::create_dir(target).map_err(io_error("create", target))?;
+        let layers = self.manifest.layers().map(|layer| layer.file.as_str());
+        for file in layers.chain([MANIFEST]) {
+            let to = target.join(file);
+            link_or_copy(&self.dir.join(file), &to).map_err(io_error("link", &to))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a snapshot that is nobody's but the directory's: its layers are there.
+    ///
+    /// # Errors
+    /// The manifest cannot be written.
+    pub fn write(dir: &Path, manifest: &Manifest) -> Result<(), StoreError> {
+        let path = dir.join(MANIFEST);
+        fs::write(&path, manifest.encode()).map_err(io_error("write", &path))
     }
 
     /// Bytes its files take on disk.
@@ -303,7 +352,42 @@ impl Snapshot {
     }
 }
 
+/// Gives a published layer a second name: a hard link, so that the inode stays the daemon's
+/// and read-only; a copy where that cannot be.
+///
+/// # Errors
+/// Neither can be made.
+pub fn link_or_copy(layer: &Path, target: &Path) -> io::Result<()> {
+    match fs::hard_link(layer, target) {
+        // Another file system; a cache that another account made, on a host that protects
+        // its files from being linked; a file that has all the links it can have.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::CrossesDevices
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::TooManyLinks
+            ) =>
+        {
+            let (from, to) = (File::open(layer)?, File::create_new(target)?);
+            pando_sys::file::share_or_copy(&from, &to)?;
+            to.set_permissions(Permissions::from_mode(SEALED))
+        }
+        other => other,
+    }
+}
+
 impl Staging {
+    /// Takes a layer over from a published snapshot.
+    ///
+    /// # Errors
+    /// It cannot be linked.
+    pub fn link(&self, from: &Path, layer: &Layer) -> Result<Layer, StoreError> {
+        let target = self.dir.join(&layer.file);
+        link_or_copy(from, &target).map_err(io_error("link", &target))?;
+        Ok(layer.clone())
+    }
+
     /// Where to write the layers.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -351,7 +435,7 @@ fn abandoned(name: &str) -> bool {
 /// Makes a file's content durable and its inode read-only.
 fn seal(path: &Path) -> Result<(), StoreError> {
     let file = File::open(path).map_err(io_error("open", path))?;
-    file.set_permissions(Permissions::from_mode(0o444))
+    file.set_permissions(Permissions::from_mode(SEALED))
         .map_err(io_error("seal", path))?;
     file.sync_all().map_err(io_error("sync", path))
 }
@@ -363,32 +447,34 @@ fn sync_dir(dir: &Path) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt as _;
 
     fn staged(snapshots: &Snapshots, unique: &str) -> (Staging, Manifest) {
         let staging = snapshots.stage(unique).unwrap();
         let mut manifest = manifest::tests::sample();
-        for file in ["disk.0", "disk.1", "memory", "device-state"] {
+        for file in ["disk.0", "disk.1", "memory", "pages.0", "device-state"] {
             fs::write(staging.dir().join(file), file).unwrap();
         }
         let describe = |file: &str| Layer::describe(staging.dir(), file).unwrap();
         manifest.disks = vec![describe("disk.0"), describe("disk.1")];
-        manifest.memory = describe("memory");
-        manifest.device_state = describe("device-state");
+        manifest.memory = Some(describe("memory"));
+        manifest.pages = vec![describe("pages.0")];
+        manifest.device_state = Some(describe("device-state"));
         (staging, manifest)
     }
 
     #[test]
     fn a_published_snapshot_is_found_and_sealed() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         let (staging, manifest) = staged(&snapshots, "a");
         snapshots.publish(staging, "key", &manifest).unwrap();
-        let found = Snapshots::open(dir.path())
+        let found = Snapshots::open(dir.path(), &Verified::default())
             .unwrap()
             .get("key")
             .unwrap()
             .unwrap();
-        found.verify().unwrap();
+        snapshots.verify(&found).unwrap();
         assert_eq!(found.manifest, manifest);
         assert_eq!(
             fs::metadata(found.dir.join("memory"))
@@ -404,13 +490,13 @@ mod tests {
     #[test]
     fn what_was_not_published_is_swept() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         let (staging, _) = staged(&snapshots, "a");
         std::mem::forget(staging);
         fs::create_dir(dir.path().join("no-manifest")).unwrap();
         let living = dir.path().join(format!("{STAGING}1-b"));
         fs::create_dir(&living).unwrap();
-        Snapshots::open(dir.path()).unwrap();
+        Snapshots::open(dir.path(), &Verified::default()).unwrap();
         let left: Vec<_> = fs::read_dir(dir.path())
             .unwrap()
             .map(|entry| entry.unwrap().path())
@@ -421,7 +507,7 @@ mod tests {
     #[test]
     fn a_dropped_staging_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         drop(staged(&snapshots, "a"));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
@@ -429,7 +515,7 @@ mod tests {
     #[test]
     fn the_first_publisher_wins() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         let (first, manifest) = staged(&snapshots, "a");
         let (second, mut other) = staged(&snapshots, "b");
         other.created_at_ms = 99;
@@ -443,15 +529,16 @@ mod tests {
     #[test]
     fn a_changed_layer_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         let (staging, manifest) = staged(&snapshots, "a");
         let snapshot = snapshots.publish(staging, "key", &manifest).unwrap();
+        snapshots.verify(&snapshot).unwrap();
         let path = snapshot.dir.join("memory");
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         fs::write(&path, "Memory").unwrap();
         assert!(
-            snapshot
-                .verify()
+            snapshots
+                .verify(&snapshot)
                 .unwrap_err()
                 .to_string()
                 .contains("memory` is corrupt")
@@ -464,9 +551,28 @@ mod tests {
     }
 
     #[test]
+    fn a_linked_snapshot_outlives_the_one_it_was_linked_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::open(&dir.path().join("all"), &Verified::default()).unwrap();
+        let (staging, manifest) = staged(&snapshots, "a");
+        let snapshot = snapshots.publish(staging, "key", &manifest).unwrap();
+        let other = dir.path().join("other");
+        snapshot.link_to(&other).unwrap();
+        snapshots.remove("key").unwrap();
+        let found = Snapshot::load(&other, "other").unwrap().unwrap();
+        assert_eq!(found.manifest, manifest);
+        snapshots.verify(&found).unwrap();
+        // A layer of it is taken over by the next one, and is the same inode.
+        let staging = snapshots.stage("b").unwrap();
+        let memory = found.manifest.memory.clone().unwrap();
+        staging.link(&found.path(&memory), &memory).unwrap();
+        assert_eq!(fs::metadata(other.join("memory")).unwrap().nlink(), 2);
+    }
+
+    #[test]
     fn what_was_of_use_last_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         for key in ["one", "two", "three"] {
             let (staging, manifest) = staged(&snapshots, key);
             snapshots.publish(staging, key, &manifest).unwrap();
@@ -484,7 +590,7 @@ mod tests {
     #[test]
     fn a_key_is_never_a_path() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(dir.path()).unwrap();
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).unwrap();
         for key in ["", "..", "a/b", "."] {
             assert!(
                 matches!(snapshots.get(key), Err(StoreError::Key(_))),

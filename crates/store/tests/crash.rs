@@ -2,7 +2,7 @@
 //!
 //! Without the usual harness: a point aborts its process, so this program runs itself.
 
-use pando_store::{Layer, Machine, Manifest, SavedState, Snapshots, fault};
+use pando_store::{Layer, Machine, Manifest, SavedState, Snapshots, Verified, fault};
 use std::path::Path;
 use std::process::Command;
 
@@ -30,13 +30,14 @@ fn print(text: &str) {
 }
 
 fn publish(dir: &Path) {
-    let snapshots = Snapshots::open(dir).expect("it opens");
+    let snapshots = Snapshots::open(dir, &Verified::default()).expect("it opens");
     let staging = snapshots.stage("one").expect("it stages");
     let layer = |file: &str| -> Layer {
         std::fs::write(staging.dir().join(file), file.repeat(1000)).expect("it is written");
         Layer::describe(staging.dir(), file).expect("it is described")
     };
     let manifest = Manifest {
+        id: "key".into(),
         kind: SavedState::Ready,
         machine: Machine {
             vmm: "qemu".into(),
@@ -53,8 +54,10 @@ fn publish(dir: &Path) {
         created_at_ms: 1,
         root: "r".into(),
         disks: vec![layer("disk.0")],
-        memory: layer("memory"),
-        device_state: layer("device-state"),
+        root_image: None,
+        memory: Some(layer("memory")),
+        pages: vec![layer("pages.0")],
+        device_state: Some(layer("device-state")),
         clean_barrier: true,
     };
     snapshots
@@ -79,11 +82,11 @@ fn a_crash_at_any_point_leaves_nothing_or_all() {
         };
         assert!(!run(Some(point)), "`{point}` is never reached");
         let published = point == "snapshot.after_rename";
-        let snapshots = Snapshots::open(dir.path()).expect("it opens");
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).expect("it opens");
         let found = snapshots.get("key").expect("it is whole or absent");
         assert_eq!(found.is_some(), published, "{point}");
         if let Some(snapshot) = found {
-            snapshot.verify().expect("its layers are whole");
+            snapshots.verify(&snapshot).expect("its layers are whole");
         }
         let left = std::fs::read_dir(dir.path()).expect("a directory").count();
         assert_eq!(left, usize::from(published), "{point}: rests are left");

@@ -1,5 +1,7 @@
 //! Whole files: shared copies, sparse copies, holes, durable names.
 
+mod extents;
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -63,6 +65,27 @@ pub fn share_or_copy(source: &File, target: &File) -> io::Result<Copied> {
     }
 }
 
+/// Makes a stretch of `target` share the blocks of one of `source`; false where the file
+/// system cannot. All three numbers must be multiples of its block size.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub fn share_range(
+    source: &File,
+    from: u64,
+    target: &File,
+    to: u64,
+    bytes: u64,
+) -> io::Result<bool> {
+    match extents::clone_range(source, from, target, to, bytes) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn copy_sparse(source: &File, target: &File) -> io::Result<u64> {
     target.set_len(source.metadata()?.len())?;
     let mut copied = 0;
@@ -101,7 +124,10 @@ fn copy_by_hand(source: &File, target: &File, mut at: u64, end: u64) -> io::Resu
 }
 
 /// Calls `visit(start, end)` for each stretch of the file that is not a hole.
-fn for_each_data_extent(
+///
+/// # Errors
+/// When the file cannot be examined, or `visit` fails.
+pub fn for_each_data_extent(
     file: &File,
     mut visit: impl FnMut(u64, u64) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -175,7 +201,11 @@ pub fn write_sparse(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {
+/// Makes a stretch of the file a hole, which reads as zeros.
+///
+/// # Errors
+/// When the file cannot be written, or the file system cannot make holes.
+pub fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     Ok(rustix::fs::fallocate(file, flags, offset, length)?)
 }
@@ -220,6 +250,45 @@ pub fn is_zero(bytes: &[u8]) -> bool {
 pub fn allocated_bytes(path: &Path) -> io::Result<u64> {
     const STAT_BLOCK_BYTES: u64 = 512;
     Ok(std::fs::metadata(path)?.blocks() * STAT_BLOCK_BYTES)
+}
+
+/// Bytes on disk that are this file's alone: what removing it would free. Blocks that it
+/// shares with others, as after [`share_range`], are not counted.
+///
+/// # Errors
+/// When the file cannot be examined.
+pub fn unshared_bytes(file: &File) -> io::Result<u64> {
+    match extents::unshared_bytes(file) {
+        Ok(bytes) => Ok(bytes),
+        // A file system that does not list extents shares none.
+        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL) => Ok(file.metadata()?.blocks() * 512),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes two names change places.
+///
+/// # Errors
+/// One is not there, or the file system cannot.
+pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    let (here, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
+    Ok(rustix::fs::renameat_with(here, one, here, other, flags)?)
+}
+
+/// Whether files in this directory can share blocks.
+pub fn can_share(directory: &Path) -> bool {
+    let make = || {
+        rustix::fs::open(
+            directory,
+            rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        )
+    };
+    let (Ok(one), Ok(other)) = (make(), make()) else {
+        return false;
+    };
+    let (one, other) = (File::from(one), File::from(other));
+    one.write_all_at(&[1; HOLE_BYTES], 0).is_ok() && rustix::fs::ioctl_ficlone(&other, &one).is_ok()
 }
 
 /// Makes what was created, renamed or removed in a directory survive power loss.
