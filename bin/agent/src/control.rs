@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use buffa::Message;
 use bytes::Bytes;
-use connectrpc::{Encodable, RequestContext, Response, ServiceRequest, ServiceResult};
+use connectrpc::{ConnectError, Encodable, RequestContext, Response, ServiceRequest, ServiceResult};
 use pando_wire::channel::{PortControl, PortHandler};
 use pando_wire::guest::{
     self as wire, Frozen, InfoResponse, PingResponse, Resume, Resumed, ShutdownResponse,
+    SyncResponse,
 };
 
 use crate::log::log;
@@ -119,6 +120,17 @@ impl wire::Guest for GuestService {
             processes: u32::try_from(processes.len()).unwrap_or(u32::MAX),
             ..Default::default()
         })
+    }
+
+    async fn sync<'a>(
+        &'a self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, wire::SyncRequest>,
+    ) -> ServiceResult<impl Encodable<SyncResponse> + Send + use<'a>> {
+        // It waits for disks; a thread that dies has synced nothing.
+        let synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
+        synced.map_err(|_| ConnectError::internal("the sync's thread died"))?;
+        Response::ok(SyncResponse::default())
     }
 
     async fn shutdown<'a>(

@@ -20,8 +20,8 @@ impl Engine {
                 .id
                 .parse()
                 .map_err(|_| EngineError::Internal("the index holds a malformed id".to_owned()))?;
-            known.insert(id.clone());
             let entry = Arc::new(Entry::new(id, row));
+            known.insert(entry.home());
             self.inner.sandboxes.insert(Arc::clone(&entry));
             self.adopt(&entry).await?;
         }
@@ -41,7 +41,7 @@ impl Engine {
 
     async fn adopt(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         let row = entry.row();
-        let dir = self.inner.dirs.get(&entry.id);
+        let dir = self.dir_of(entry);
         let shim = match row.state {
             SandboxState::Stopped | SandboxState::Failed => None,
             _ => Shim::find(&dir).await.map(Arc::new),

@@ -11,17 +11,17 @@ use pando_image::{BaseImage, Initrd};
 use pando_shim::host::machine_identity;
 use pando_shim::spec::{self, Begin, ShimSpec};
 use pando_store::{
-    Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SavedState, Snapshots, Staging,
+    Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SavedState, Snapshots, Staging, StoreError,
 };
 use pando_types::{SandboxId, Size};
-use pando_wire::shim::{Command, ExecRequest, SnapshotRequest, SnapshotResponse, State};
+use pando_wire::shim::{BakeRequest, BakeResponse, Command, ExecRequest, State};
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Raised when a bake made by older code must not be used by newer.
-const BAKE_FORMAT: u32 = 2;
+const BAKE_FORMAT: u32 = 3;
 
 /// Bakes in the cache: eight sizes, both kinds. About 150 MiB each. A sandbox keeps what
 /// it was made from by its own links, so none in use is lost.
@@ -48,30 +48,23 @@ pub(crate) struct Bakery {
     pub(crate) under_way: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// Layers of a sandbox's disk: the template's empty one, the bake's, its own.
-pub(crate) const DISKS: usize = 3;
+/// Layers of the disk of what boots a kernel: the template's empty one, its own.
+pub(crate) const DISKS_OF_A_BOOT: usize = 2;
 
 /// How a VM begins.
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) begin: Begin,
     /// What runs it.
     pub(crate) machine: Machine,
     /// Layers of its disk, its own included.
     pub(crate) disks: usize,
-}
-
-impl Plan {
-    /// From a bake; `mount` where the disk is not mounted in it.
-    pub(crate) fn spawn(snapshot: &Snapshot, mount: bool) -> Self {
-        Self {
-            begin: Begin::Spawn {
-                clean_barrier: snapshot.manifest.clean_barrier,
-                mount,
-            },
-            machine: snapshot.manifest.machine.clone(),
-            disks: DISKS,
-        }
-    }
+    /// What its first snapshot is compared with.
+    pub(crate) base: String,
+    /// How many of the disk's layers that has.
+    pub(crate) kept_disks: usize,
+    /// Layers of pages that are written over its memory.
+    pub(crate) pages: usize,
 }
 
 /// What a bake is made of.
@@ -159,6 +152,9 @@ impl Bakery {
             memory_mib: size.memory_mib(),
             begin: plan.begin,
             disks: plan.disks,
+            base: plan.base.clone(),
+            kept_disks: plan.kept_disks,
+            pages: plan.pages,
             hostname: id.to_string(),
             machine_id: crate::ids::machine_id(id),
             env: BTreeMap::new(),
@@ -195,7 +191,7 @@ impl Bakery {
             Arc::clone(under_way.entry(key.clone()).or_default())
         };
         let _turn = lock.lock().await;
-        match self.bakes.get(&key) {
+        match self.whole(&key).await {
             Ok(Some(snapshot)) => {
                 self.bakes.mark_used(&key);
                 return Ok(snapshot);
@@ -210,6 +206,21 @@ impl Bakery {
             }
         }
         self.bake(ingredients, kind, &key).await
+    }
+
+    /// The bake of this key, if it is there, its layers compared with their checksums.
+    async fn whole(&self, key: &str) -> Result<Option<Snapshot>, StoreError> {
+        let (bakes, key) = (self.bakes.clone(), key.to_owned());
+        let found = tokio::task::spawn_blocking(move || {
+            let found = bakes.get(&key)?;
+            if let Some(snapshot) = &found {
+                let checked = bakes.verify(snapshot);
+                checked.map_err(|error| StoreError::Layer(key, error))?;
+            }
+            Ok(found)
+        });
+        // A thread that died has found nothing.
+        found.await.unwrap_or(Ok(None))
     }
 
     /// Boots until the guest's kernel has measured its timer well: what it measures once,
@@ -276,7 +287,12 @@ impl Bakery {
         // Hashing and copying some hundred MiB: not on the runtime's threads.
         let published = tokio::task::spawn_blocking(move || {
             let staging = bakes.stage(oven.id.as_str())?;
-            let manifest = gather(&oven.dir, &staging, &taken, &ingredients, machine, kind)?;
+            let ready = Ready {
+                key: &key,
+                machine,
+                kind,
+            };
+            let manifest = gather(&oven.dir, &staging, &taken, &ingredients, ready)?;
             let published = bakes.publish(staging, &key, &manifest);
             drop(oven);
             bakes.evict(BAKES_KEPT)?;
@@ -326,7 +342,10 @@ impl Oven {
                 SavedState::PreMount => Begin::BakePreMount,
             },
             machine: bakery.machine(ingredients),
-            disks: DISKS - 1,
+            disks: DISKS_OF_A_BOOT,
+            base: String::new(),
+            kept_disks: 0,
+            pages: 0,
         };
         let spec = ShimSpec {
             hostname: "baking".to_owned(),
@@ -344,18 +363,15 @@ impl Oven {
     }
 
     /// Saves the guest and ends it.
-    async fn save(mut self, kind: SavedState) -> Result<(Self, SnapshotResponse), EngineError> {
+    async fn save(mut self, kind: SavedState) -> Result<(Self, BakeResponse), EngineError> {
         let gone = || EngineError::SpawnFailed("nothing was booted".to_owned());
         let shim = self.shim.as_ref().ok_or_else(gone)?;
         // Before the root is there nothing can be run.
         if kind == SavedState::Ready {
             warm_up(shim).await;
         }
-        let request = SnapshotRequest {
-            stop: true,
-            ..SnapshotRequest::default()
-        };
-        let taken = shim.client.rpc.snapshot(request).await.map_err(went_away)?;
+        let taken = shim.client.rpc.bake(BakeRequest::default()).await;
+        let taken = taken.map_err(went_away)?;
         self.succeeded = true;
         Ok((self, taken.into_owned()))
     }
@@ -406,54 +422,54 @@ impl Drop for Oven {
     }
 }
 
+/// A bake whose guest was saved.
+struct Ready<'a> {
+    key: &'a str,
+    machine: Machine,
+    kind: SavedState,
+}
+
 /// Makes the daemon's own inodes of what a jailed shim wrote, and describes those.
 fn gather(
     dir: &SandboxDir,
     staging: &Staging,
-    taken: &SnapshotResponse,
+    taken: &BakeResponse,
     ingredients: &Ingredients,
-    machine: Machine,
-    kind: SavedState,
-) -> Result<Manifest, pando_store::StoreError> {
-    let slot = dir.slot();
-    let named = [
-        &taken.disk_file,
-        &taken.memory_file,
-        &taken.device_state_file,
-    ];
-    // A shim's answer: a name in its slot, or nothing.
-    if let Some(odd) = named.into_iter().find(|name| !is_plain(name)) {
-        return Err(pando_store::StoreError::Key(odd.clone()));
+    ready: Ready<'_>,
+) -> Result<Manifest, StoreError> {
+    let base = &ingredients.base;
+    let adopt = |found: &str, name: &str| staging.adopt(&untrusted(dir, found)?, name);
+    let mut disks = vec![staging.adopt(&base.disk, &spec::disk(0))?];
+    if ready.kind == SavedState::Ready {
+        disks.push(adopt(&taken.disk_file, &spec::disk(1))?);
     }
-    let base = (ingredients.base.disk.clone(), spec::disk(0));
-    let mut sources = vec![base];
-    if kind == SavedState::Ready {
-        sources.push((slot.join(&taken.disk_file), spec::disk(1)));
-    }
-    sources.push((slot.join(&taken.memory_file), spec::MEMORY.to_owned()));
-    sources.push((
-        slot.join(&taken.device_state_file),
-        spec::DEVICE_STATE.to_owned(),
-    ));
-    let mut layers = Vec::new();
-    for (source, name) in sources {
-        layers.push(staging.adopt(&source, &name)?);
-    }
-    let device_state = layers.pop().expect("pushed above");
-    let memory = layers.pop().expect("pushed above");
-    let created = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
     Ok(Manifest {
-        kind,
-        machine,
-        created_at_ms: u64::try_from(created.as_millis()).unwrap_or(u64::MAX),
-        root: ingredients.base.content_hash.clone(),
-        disks: layers,
-        memory,
-        device_state,
+        id: ready.key.to_owned(),
+        kind: ready.kind,
+        machine: ready.machine,
+        created_at_ms: now_ms(),
+        root: base.content_hash.clone(),
+        root_image: Some(staging.share(&base.root, spec::ROOT)?),
+        disks,
+        memory: Some(adopt(&taken.memory_file, spec::MEMORY)?),
+        pages: Vec::new(),
+        device_state: Some(adopt(&taken.device_state_file, spec::DEVICE_STATE)?),
         clean_barrier: !taken.forced,
     })
+}
+
+/// A file in the slot that a shim named: a plain name, or an error.
+pub(crate) fn untrusted(dir: &SandboxDir, name: &str) -> Result<PathBuf, StoreError> {
+    match is_plain(name) {
+        true => Ok(dir.slot().join(name)),
+        false => Err(StoreError::Key(name.chars().take(100).collect())),
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn is_plain(name: &str) -> bool {
@@ -474,19 +490,6 @@ pub(crate) fn link_boot(dir: &SandboxDir, ingredients: &Ingredients) -> std::io:
         (&base.disk, spec::disk(0)),
     ] {
         dir.link(path, &name)?;
-    }
-    Ok(())
-}
-
-/// Puts a snapshot's layers and the root image into a sandbox's slot.
-pub(crate) fn link_layers(
-    dir: &SandboxDir,
-    snapshot: &Snapshot,
-    root: &Path,
-) -> std::io::Result<()> {
-    dir.link(root, spec::ROOT)?;
-    for layer in snapshot.manifest.layers() {
-        dir.link(&snapshot.dir.join(&layer.file), &layer.file)?;
     }
     Ok(())
 }

@@ -6,10 +6,13 @@ use crate::pool::{Pool, PoolConfig};
 use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
+use crate::snapshots::Kept;
 use crate::{EngineError, keys};
 use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
-use pando_store::{Index, LAYOUT, NewEvent, SandboxDirs, Snapshots};
+use pando_store::{
+    Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified,
+};
 use pando_types::SandboxState;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -43,6 +46,8 @@ pub struct EngineConfig {
     pub debian_mirror: Option<String>,
     /// How much is done ahead of requests.
     pub pool: PoolConfig,
+    /// The most that whole memory files, put together from snapshots' layers, may take.
+    pub materialized_mib: u64,
     /// Whether jails are put on; `false` is for tests of what a jail keeps out.
     pub jail: bool,
 }
@@ -92,6 +97,12 @@ pub(crate) struct Inner {
     pub(crate) dirs: SandboxDirs,
     pub(crate) bakery: Bakery,
     pub(crate) sandboxes: Sandboxes,
+    /// The files of kept states.
+    pub(crate) snapshots: Snapshots,
+    /// Their rows, by id.
+    pub(crate) kept: Kept,
+    /// Whole memory files for them.
+    pub(crate) materialized: Materialized,
     pub(crate) pool: Pool,
     /// The initrd with this daemon's agent, by root image: packing and hashing one takes
     /// longer than a claim.
@@ -298,38 +309,95 @@ impl Engine {
         reason: Option<String>,
         isolation: Option<String>,
     ) -> Result<(), EngineError> {
+        let change = Change {
+            state,
+            reason,
+            isolation,
+            place: None,
+        };
+        self.change(entry, change).await
+    }
+
+    /// Writes what became of a sandbox to the index, in one transaction, and then to its entry.
+    pub(crate) async fn change(
+        &self,
+        entry: &Arc<Entry>,
+        change: Change,
+    ) -> Result<(), EngineError> {
         let row = entry.row();
         let (id, tenant, boot_id) = (row.id, row.tenant, self.inner.host.boot_id.clone());
-        let (kept_reason, kept_isolation) = (reason.clone(), isolation.clone());
-        self.blocking(move |inner| {
-            let kind = format!("sandbox.{state}");
-            let event = NewEvent {
-                tenant: &tenant,
-                kind: &kind,
-                subject: &id,
-                detail: reason.as_deref().unwrap_or_default(),
-            };
-            let change = pando_store::StateChange {
-                id: &id,
-                state,
-                reason: reason.as_deref(),
-                isolation: isolation.as_deref(),
-            };
-            inner.index.set_state(&change, &boot_id, &event)
-        })
-        .await?;
+        let written = change.clone();
+        let wrote = tokio::task::spawn_blocking({
+            let inner = Arc::clone(&self.inner);
+            move || {
+                let kind = format!("sandbox.{}", written.state);
+                let event = NewEvent {
+                    tenant: &tenant,
+                    kind: written.place.as_ref().map_or(&kind, |moved| moved.event.unwrap_or(&kind)),
+                    subject: &id,
+                    detail: written.reason.as_deref().unwrap_or_default(),
+                };
+                let change = pando_store::StateChange {
+                    id: &id,
+                    state: written.state,
+                    reason: written.reason.as_deref(),
+                    isolation: written.isolation.as_deref(),
+                    place: written.place.as_ref().map(Moved::place),
+                };
+                inner.index.set_state(&change, &boot_id, &event)
+            }
+        });
+        match wrote.await.map_err(|error| EngineError::internal(&error))? {
+            Ok(()) => {}
+            Err(error) if error.is_no_space() => {
+                return Err(EngineError::NoSpace("cannot write the index".to_owned()));
+            }
+            Err(error) => return Err(EngineError::internal(&error)),
+        }
         entry.update(|row| {
-            row.state = state;
-            row.state_reason = kept_reason;
-            if let Some(isolation) = kept_isolation {
+            row.state = change.state;
+            row.state_reason = change.reason;
+            if let Some(isolation) = change.isolation {
                 row.isolation = isolation;
             }
-            if state == SandboxState::Running {
+            if let Some(moved) = change.place {
+                (row.home, row.parent, row.paused_in) = (moved.home, moved.parent, moved.paused_in);
+            }
+            if change.state == SandboxState::Running {
                 row.started_at = Some(std::time::SystemTime::now());
                 row.boot_id.clone_from(&self.inner.host.boot_id);
             }
         });
         Ok(())
+    }
+}
+
+/// What becomes of a sandbox.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) state: SandboxState,
+    pub(crate) reason: Option<String>,
+    pub(crate) isolation: Option<String>,
+    pub(crate) place: Option<Moved>,
+}
+
+/// Where a sandbox lives from now on, and what it came from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Moved {
+    pub(crate) home: Option<String>,
+    pub(crate) parent: Option<String>,
+    pub(crate) paused_in: Option<String>,
+    /// What the event is called, where the state does not say it.
+    pub(crate) event: Option<&'static str>,
+}
+
+impl Moved {
+    fn place(&self) -> Place<'_> {
+        Place {
+            home: self.home.as_deref(),
+            parent: self.parent.as_deref(),
+            paused_in: self.paused_in.as_deref(),
+        }
     }
 }
 
@@ -344,7 +412,8 @@ impl Inner {
         keys::ensure_admin(&index, &config.admin_key)?;
         let keys = index.keys()?;
         let host = Arc::new(Host::probe(&config)?);
-        let sandboxes = config.state_dir.join(LAYOUT).join("sandboxes");
+        let layout = config.state_dir.join(LAYOUT);
+        let sandboxes = layout.join("sandboxes");
         let dirs = SandboxDirs::open(&sandboxes).map_err(|source| OpenError::Directory {
             path: sandboxes,
             source,
@@ -353,6 +422,10 @@ impl Inner {
             path: config.shim_program.clone(),
             source,
         })?;
+        let verified = Verified::default();
+        let snapshots = Snapshots::open(&layout.join("snapshots"), &verified)?;
+        let materialized = materialized(&config, &host)?;
+        let bakes = bakes_dir(&config);
         let starter = ShimStarter {
             program,
             qemu: config.qemu.clone(),
@@ -361,11 +434,12 @@ impl Inner {
         let bakery = Bakery {
             host: Arc::clone(&host),
             starter,
-            bakes: Snapshots::open(&config.cache_dir.join(LAYOUT).join("bakes"))?,
+            bakes: Snapshots::open(&bakes, &verified)?,
             dirs: dirs.clone(),
             under_way: Mutex::new(HashMap::new()),
         };
         let pool = Pool::new(config.pool);
+        let kept = Kept::new(index.snapshots()?);
         Ok(Self {
             config,
             host,
@@ -373,6 +447,9 @@ impl Inner {
             dirs,
             bakery,
             sandboxes: Sandboxes::default(),
+            kept,
+            snapshots,
+            materialized,
             pool,
             initrds: Mutex::default(),
             started: Instant::now(),
@@ -420,6 +497,23 @@ fn shim_program(config: &EngineConfig) -> io::Result<PathBuf> {
     drop(to);
     fs::rename(&fresh, &program)?;
     Ok(program)
+}
+
+/// Where bakes are: on the file system of the sandboxes, which hold them by hard links. A
+/// cache elsewhere keeps the images only.
+fn bakes_dir(config: &EngineConfig) -> PathBuf {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
+    let same = device(&config.cache_dir) == device(&config.state_dir);
+    let dir = if same { &config.cache_dir } else { &config.state_dir };
+    dir.join(LAYOUT).join("bakes")
+}
+
+fn materialized(config: &EngineConfig, host: &Host) -> Result<Materialized, OpenError> {
+    let dir = config.state_dir.join(LAYOUT).join("materialized");
+    let limit = config.materialized_mib << 20;
+    let opened = Materialized::open(&dir, &host.boot_id, limit);
+    opened.map_err(|source| OpenError::Directory { path: dir, source })
 }
 
 /// One daemon per state directory: the lock goes with the process, however it ends.

@@ -79,6 +79,9 @@ pub enum EngineError {
     /// The VM could not be started.
     #[error("cannot start the sandbox: {0}")]
     SpawnFailed(String),
+    /// The snapshot could not be taken; the sandbox runs on.
+    #[error("cannot take the snapshot: {0}")]
+    SnapshotFailed(String),
     /// Baking the template at this size failed.
     #[error("cannot bake `{template}`: {reason}")]
     BakeFailed {
@@ -150,6 +153,7 @@ impl EngineError {
             Self::CannotRun(_) => "cannot_run",
             Self::SandboxGone { .. } => "sandbox_gone",
             Self::SpawnFailed(_) => "spawn_failed",
+            Self::SnapshotFailed(_) => "snapshot_failed",
             Self::BakeFailed { .. } => "bake_failed",
             Self::NoSpace(_) => "no_space",
             Self::Internal(_) => "internal",
@@ -183,6 +187,7 @@ impl EngineError {
                 Interruption::Removed => "`pando ls` lists the sandboxes you can see",
             },
             Self::WrongState { .. } => "`pando inspect` shows the state and its reason",
+            Self::SnapshotFailed(_) => "the sandbox runs on; `pando logs` shows the daemon's log",
             Self::SandboxGone { .. } | Self::SpawnFailed(_) => {
                 "`pando logs ID` shows the guest's console"
             }

@@ -1,15 +1,24 @@
 //! New ids and other random words.
 
-use pando_types::SandboxId;
+use pando_types::{SandboxId, SnapshotId};
 
 /// A new sandbox id.
 pub(crate) fn sandbox() -> SandboxId {
+    SandboxId::from_random(numbers())
+}
+
+/// A new snapshot id.
+pub(crate) fn snapshot() -> SnapshotId {
+    SnapshotId::from_random(numbers())
+}
+
+fn numbers() -> [u64; 19] {
     let bytes: [u8; 19 * 8] = random();
-    SandboxId::from_random(std::array::from_fn(|index| {
+    std::array::from_fn(|index| {
         let mut number = [0; 8];
         number.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
         u64::from_le_bytes(number)
-    }))
+    })
 }
 
 /// `/etc/machine-id` of a sandbox: its own, and the same after a stop and a start.

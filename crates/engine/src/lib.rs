@@ -23,6 +23,7 @@ pub mod request;
 mod sandboxes;
 mod shims;
 mod snapshots;
+mod source;
 mod spawn;
 mod template;
 mod usage;

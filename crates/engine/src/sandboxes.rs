@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Characters of a shortened id: fewer would fit by accident.
-const MIN_PREFIX: usize = 4;
+pub(crate) const MIN_PREFIX: usize = 4;
 
 /// A sandbox. Its changes are made by whoever holds `turn`, one at a time; reading
 /// and using it needs no turn.
@@ -50,6 +50,13 @@ impl Entry {
 
     fn lock(&self) -> MutexGuard<'_, SandboxRow> {
         self.row.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Name of its directory.
+    pub(crate) fn home(&self) -> SandboxId {
+        let home = self.lock().home.as_deref().map(str::parse);
+        // Only parsed ids are written.
+        home.and_then(Result::ok).unwrap_or_else(|| self.id.clone())
     }
 
     /// Its row as last written.
@@ -124,7 +131,12 @@ impl Entry {
             state: row.state,
             state_reason: row.state_reason,
             template: row.template.parse().map_err(|_| malformed("template"))?,
-            parent: None,
+            parent: row
+                .parent
+                .as_deref()
+                .map(str::parse)
+                .transpose()
+                .map_err(|_| malformed("parent"))?,
             size: Size::new(row.cpus, row.memory_mib).map_err(|_| malformed("size"))?,
             isolation: isolation(&row.isolation).ok_or_else(|| malformed("isolation"))?,
             env: serde_json::from_str(&row.env).map_err(|_| malformed("environment"))?,
@@ -236,6 +248,9 @@ mod tests {
             created_at: SystemTime::UNIX_EPOCH,
             started_at: None,
             boot_id: String::new(),
+            parent: None,
+            home: None,
+            paused_in: None,
         };
         Arc::new(Entry::new(id, row))
     }

@@ -1,6 +1,6 @@
 //! Shim processes: started, found again, ended.
 
-use crate::EngineError;
+use crate::{EngineError, Interruption};
 use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
 use pando_store::{SandboxDir, read_untrusted};
@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Descriptors of a shim: its own few, a handful for the VMM, and the gateway's connections.
@@ -39,6 +40,8 @@ pub(crate) struct ShimStarter {
 pub(crate) struct Shim {
     pub(crate) client: ShimClient,
     pub(crate) process: Option<ShimProcess>,
+    /// What was done to the sandbox that cut off the calls to this shim.
+    interrupted: OnceLock<Interruption>,
 }
 
 /// Names a process for as long as the host is up: a number alone may be another's later.
@@ -87,7 +90,7 @@ impl ShimStarter {
         let client = ShimClient::connect(&dir.socket())
             .await
             .map_err(|error| failed("the shim does not answer", &error))?;
-        Ok(Shim { client, process })
+        Ok(Shim::new(client, process))
     }
 
     fn spawn(
@@ -169,11 +172,30 @@ impl ShimStarter {
 }
 
 impl Shim {
+    fn new(client: ShimClient, process: Option<ShimProcess>) -> Self {
+        Self {
+            client,
+            process,
+            interrupted: OnceLock::new(),
+        }
+    }
+
+    /// From now on calls that fail were cut off by this.
+    pub(crate) fn interrupt(&self, by: Interruption) {
+        // The first is what their callers are told.
+        let _ = self.interrupted.set(by);
+    }
+
+    /// What cut off calls to it, if anything did.
+    pub(crate) fn interrupted(&self) -> Option<Interruption> {
+        self.interrupted.get().copied()
+    }
+
     /// Finds a shim that an earlier daemon started.
     pub(crate) async fn find(dir: &SandboxDir) -> Option<Self> {
         let process = ShimProcess::read(dir).filter(|process| process.is_alive());
         let client = ShimClient::connect(&dir.socket()).await.ok()?;
-        Some(Self { client, process })
+        Some(Self::new(client, process))
     }
 
     /// Makes the slot that it is a sandbox, which answers then.

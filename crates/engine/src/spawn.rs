@@ -1,16 +1,17 @@
 //! Making sandboxes run, and noticing when they no longer do.
 
-use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM, link_boot, link_layers};
+use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
 use crate::pool::Wanted;
 use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
-use crate::{EngineError, identity, ids};
-use pando_shim::spec::{Begin, ShimSpec};
+use crate::source::{Source, boot_plan, lay_out_boot, lay_out_start};
+use crate::{EngineError, Interruption, identity, ids};
+use pando_shim::spec::ShimSpec;
 use pando_store::{
-    IndexError, NewEvent, SandboxDir, SandboxRow, Snapshot, SavedState, read_untrusted,
+    IndexError, NewEvent, SandboxDir, SandboxRow, SavedState, read_untrusted,
 };
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
@@ -22,27 +23,12 @@ use std::time::SystemTime;
 /// Time that user processes get between SIGTERM and SIGKILL at a stop.
 const STOP_GRACE_MS: u32 = 5_000;
 
-/// Layers of a disk that no bake has part in. The next start puts one more on it.
-const DISKS_OF_A_BOOT: usize = 2;
-
 /// What a caller wants.
 pub(crate) struct Wish<'a> {
     pub(crate) caller: &'a Caller,
     pub(crate) request: &'a CreateSandbox,
     pub(crate) template: &'a TemplateRef,
     pub(crate) ingredients: &'a Ingredients,
-}
-
-const CANNOT_LAY_OUT: &str = "cannot lay out the sandbox";
-
-/// Puts what a sandbox of a bake is made from into its slot.
-pub(crate) fn lay_out(
-    dir: &SandboxDir,
-    snapshot: &Snapshot,
-    ingredients: &Ingredients,
-) -> Result<(), EngineError> {
-    link_layers(dir, snapshot, &ingredients.base.root)
-        .map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))
 }
 
 impl Engine {
@@ -90,26 +76,24 @@ impl Engine {
         let ingredients = wish.ingredients;
         let bakery = &self.inner.bakery;
         let snapshot = bakery.ensure(ingredients, SavedState::Ready).await?;
-        let plan = Plan::spawn(&snapshot, false);
-        self.first_start(wish, &plan, |dir| lay_out(dir, &snapshot, ingredients))
+        let source = Source::bake(snapshot);
+        self.first_start(wish, &source.plan(), |dir| source.lay_out(dir))
             .await
     }
 
     /// Boots a kernel that is nobody else's.
     async fn boot(&self, wish: &Wish<'_>) -> Result<Arc<Entry>, EngineError> {
         let ingredients = wish.ingredients;
-        let plan = Plan {
-            begin: Begin::Boot,
-            machine: self.inner.bakery.machine(ingredients),
-            disks: DISKS_OF_A_BOOT,
-        };
-        let lay_out = |dir: &SandboxDir| {
-            link_boot(dir, ingredients).map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))
-        };
-        self.first_start(wish, &plan, lay_out).await
+        let machine = self.inner.bakery.machine(ingredients);
+        let base = ids::snapshot().to_string();
+        let plan = boot_plan(machine.clone(), &base);
+        self.first_start(wish, &plan, |dir| {
+            lay_out_boot(dir, ingredients, &machine, &base)
+        })
+        .await
     }
 
-    async fn first_start(
+    pub(crate) async fn first_start(
         &self,
         wish: &Wish<'_>,
         plan: &Plan,
@@ -130,12 +114,17 @@ impl Engine {
                 Ok(Arc::clone(&entry))
             }
             Err(error) => {
-                log_last_words(&self.inner.dirs.get(&entry.id));
+                log_last_words(&self.dir_of(&entry));
                 self.erase(&entry, &format!("creation failed: {error}"))
                     .await?;
                 Err(error)
             }
         }
+    }
+
+    /// Where a sandbox's files are.
+    pub(crate) fn dir_of(&self, entry: &Entry) -> SandboxDir {
+        self.inner.dirs.get(&entry.home())
     }
 
     pub(crate) fn new_dir(&self, id: &SandboxId) -> Result<SandboxDir, EngineError> {
@@ -173,6 +162,9 @@ impl Engine {
             created_at: SystemTime::now(),
             started_at: None,
             boot_id: self.inner.host.boot_id.clone(),
+            parent: None,
+            home: None,
+            paused_in: None,
         })
     }
 
@@ -226,22 +218,35 @@ impl Engine {
         dir: &SandboxDir,
         plan: &Plan,
     ) -> Result<(), EngineError> {
+        let (shim, ready) = self.bring_up(entry, dir, plan).await?;
+        entry.set_shim(Some(Arc::clone(&shim)));
+        let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
+        self.now_running(entry, &ready, &shim, identity).await
+    }
+
+    /// Starts a shim in a directory that is laid out for this sandbox, and waits for the
+    /// agent. Whose VM the sandbox's is does not change.
+    pub(crate) async fn bring_up(
+        &self,
+        entry: &Entry,
+        dir: &SandboxDir,
+        plan: &Plan,
+    ) -> Result<(Arc<Shim>, ReadyResponse), EngineError> {
         let row = entry.row();
         let size =
             Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
         let spec = ShimSpec {
-            env: serde_json::from_str(&row.env).map_err(|error| EngineError::internal(&error))?,
+            env: env_of(&row)?,
             ..self.inner.bakery.spec(&entry.id, size, plan)
         };
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
         let starter = &self.inner.bakery.starter;
         let shim = Arc::new(starter.start(dir, &spec, identity).await?);
-        entry.set_shim(Some(Arc::clone(&shim)));
         let ready = shim.ready().await?;
         if ready.state != State::STATE_RUNNING {
             return Err(EngineError::SpawnFailed(ready.cause));
         }
-        self.now_running(entry, &ready, &shim, identity).await
+        Ok((shim, ready))
     }
 
     async fn now_running(
@@ -296,7 +301,7 @@ impl Engine {
                     entry.update(|row| row.state_reason = reason);
                 }
             };
-            let (state, cause) = end_of(&shim, &engine.inner.dirs.get(&entry.id), told).await;
+            let (state, cause) = end_of(&shim, &engine.dir_of(&entry), told).await;
             let _turn = entry.turn.lock().await;
             let current = entry
                 .shim()
@@ -320,6 +325,7 @@ impl Engine {
         let shim = entry.in_use()?;
         self.set_state(entry, SandboxState::Stopping, None, None)
             .await?;
+        shim.interrupt(Interruption::Stopped);
         // An error means that it went away meanwhile, which is what was asked for.
         drop(
             shim.client
@@ -355,23 +361,18 @@ impl Engine {
 
     async fn start_again(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         let row = entry.row();
-        let dir = self.inner.dirs.get(&entry.id);
+        let dir = self.dir_of(entry);
         let size =
             Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
         let ingredients = self.ingredients_of(&row.root, size).await?;
-        let snapshot = self
-            .inner
-            .bakery
-            .ensure(&ingredients, SavedState::PreMount)
-            .await?;
-        for layer in [&snapshot.manifest.memory, &snapshot.manifest.device_state] {
-            dir.unlink(&layer.file)
-                .and_then(|()| dir.link(&snapshot.dir.join(&layer.file), &layer.file))
-                .map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))?;
-        }
+        let bake = self.inner.bakery.ensure(&ingredients, SavedState::PreMount);
+        let bake = bake.await?;
+        let laid_out = dir.clone();
+        let plan = tokio::task::spawn_blocking(move || lay_out_start(&laid_out, &bake)).await;
+        let plan = plan.map_err(|error| EngineError::internal(&error))??;
         self.set_state(entry, SandboxState::Creating, None, None)
             .await?;
-        self.run(entry, &dir, &Plan::spawn(&snapshot, true)).await
+        self.run(entry, &dir, &plan).await
     }
 
     /// Ends a sandbox for good.
@@ -396,14 +397,23 @@ impl Engine {
 
     /// Shim, files, row, in that order: what a crash leaves is found by the next start.
     pub(crate) async fn erase(&self, entry: &Arc<Entry>, why: &str) -> Result<(), EngineError> {
+        if let Some(shim) = entry.shim() {
+            shim.interrupt(Interruption::Removed);
+        }
         self.end_shim(entry).await;
         let (dir, id, why) = (
-            self.inner.dirs.get(&entry.id),
+            self.dir_of(entry),
             entry.id.clone(),
             why.to_owned(),
         );
-        let tenant = entry.row().tenant;
+        let SandboxRow {
+            tenant, paused_in, ..
+        } = entry.row();
         self.blocking(move |inner| {
+            if let Some(snapshot) = paused_in {
+                let removed = inner.snapshots.remove(&snapshot);
+                removed.map_err(|error| EngineError::internal(&error))?;
+            }
             dir.remove().map_err(|error| {
                 EngineError::Internal(format!("cannot remove the sandbox's files: {error}"))
             })?;
@@ -426,7 +436,7 @@ impl Engine {
     /// Kills the shim, and with it the VM, and waits until both are gone.
     pub(crate) async fn end_shim(&self, entry: &Arc<Entry>) {
         entry.set_shim(None);
-        ShimProcess::end(&self.inner.dirs.get(&entry.id)).await;
+        ShimProcess::end(&self.dir_of(entry)).await;
     }
 
     fn isolation_json(&self, layers: Vec<String>) -> Result<String, EngineError> {
@@ -482,6 +492,11 @@ pub(crate) fn last_words(dir: &SandboxDir) -> Option<(SandboxState, String)> {
 fn bounded(cause: &str) -> String {
     let plain = cause.chars().filter(|c| !c.is_control());
     plain.take(CAUSE_CHARS).collect()
+}
+
+/// The environment that a sandbox was given.
+pub(crate) fn env_of(row: &SandboxRow) -> Result<BTreeMap<String, String>, EngineError> {
+    serde_json::from_str(&row.env).map_err(|error| EngineError::internal(&error))
 }
 
 fn default_template() -> TemplateRef {

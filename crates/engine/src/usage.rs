@@ -6,6 +6,7 @@ use crate::request::{
     Caller, Command, ExecResult, ProcessEvent, ProcessId, ProcessInfo, ProcessInput, StartProcess,
 };
 use crate::sandboxes::Entry;
+use crate::shims::Shim;
 use crate::{EngineError, GuestBody};
 use bytes::Bytes;
 use connectrpc::{ConnectError, ErrorCode};
@@ -31,7 +32,7 @@ impl Engine {
             .ping(shim::PingRequest::default())
             .await
             .map(drop)
-            .map_err(|error| guest_error(&entry, error))
+            .map_err(|error| guest_error(&entry, &shim, error))
     }
 
     /// Runs a program to its end. Legal while the sandbox runs.
@@ -65,12 +66,12 @@ impl Engine {
             .rpc
             .exec(request)
             .await
-            .map_err(|error| guest_error(&entry, error))?
+            .map_err(|error| guest_error(&entry, &shim, error))?
             .into_owned();
         let result = convert::exec_result(response);
         // Neither code nor signal: the VM ended before the process did.
         if result.exit.exit_code.is_none() && result.exit.signal.is_none() {
-            return Err(entry.gone());
+            return Err(cut_off(&entry, &shim));
         }
         Ok(result)
     }
@@ -99,7 +100,7 @@ impl Engine {
             .rpc
             .start_process(request)
             .await
-            .map_err(|error| guest_error(&entry, error))?;
+            .map_err(|error| guest_error(&entry, &shim, error))?;
         Ok(response.into_owned().process_id)
     }
 
@@ -127,12 +128,12 @@ impl Engine {
             .rpc
             .attach(request)
             .await
-            .map_err(|error| process_error(&entry, process, error))?;
-        let events = stream::unfold(Some((followed, entry)), |state| async move {
-            let (mut followed, entry) = state?;
+            .map_err(|error| process_error(&entry, &shim, process, error))?;
+        let events = stream::unfold(Some((followed, entry, shim)), |state| async move {
+            let (mut followed, entry, shim) = state?;
             match followed.message().await {
                 Ok(Some(message)) => match convert::process_event(message.to_owned_message()) {
-                    Some(event) => Some((Ok(event), Some((followed, entry)))),
+                    Some(event) => Some((Ok(event), Some((followed, entry, shim)))),
                     None => Some((
                         Err(EngineError::Internal(
                             "the shim sent an event of no kind".to_owned(),
@@ -141,7 +142,7 @@ impl Engine {
                     )),
                 },
                 Ok(None) => None,
-                Err(error) => Some((Err(guest_error(&entry, error)), None)),
+                Err(error) => Some((Err(guest_error(&entry, &shim, error)), None)),
             }
         });
         Ok(events.boxed())
@@ -170,7 +171,7 @@ impl Engine {
             .input(request)
             .await
             .map(drop)
-            .map_err(|error| process_error(&entry, process, error))
+            .map_err(|error| process_error(&entry, &shim, process, error))
     }
 
     /// The processes that were started through the API, oldest first.
@@ -190,7 +191,7 @@ impl Engine {
             .list_processes(shim::ListProcessesRequest::default())
             .await;
         let response = response
-            .map_err(|error| guest_error(&entry, error))?
+            .map_err(|error| guest_error(&entry, &shim, error))?
             .into_owned();
         Ok(response
             .processes
@@ -214,7 +215,7 @@ impl Engine {
         {
             return Ok(response.into_owned().text);
         }
-        let path = self.inner.dirs.get(&entry.id).console();
+        let path = self.dir_of(&entry).console();
         self.blocking(
             move |_| match pando_store::read_untrusted(&path, CONSOLE_BYTES) {
                 Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -237,14 +238,14 @@ impl Engine {
     ) -> Result<http::Response<GuestBody>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
-        let response = shim.client.guest(request).await.map_err(|_| entry.gone())?;
+        let response = shim.client.guest(request).await.map_err(|_| cut_off(&entry, &shim))?;
         // The shim's own answers say that there is no guest to answer.
         if response.headers().contains_key("x-pando-shim") {
             return Err(match response.status() {
                 http::StatusCode::INSUFFICIENT_STORAGE => {
                     EngineError::NoSpace("the sandbox stands still until there is some".to_owned())
                 }
-                _ => entry.gone(),
+                _ => cut_off(&entry, &shim),
             });
         }
         Ok(response)
@@ -276,8 +277,27 @@ pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), EngineErro
     Ok(())
 }
 
+/// The error of a call whose VM is gone.
+fn cut_off(entry: &Arc<Entry>, shim: &Shim) -> EngineError {
+    match shim.interrupted() {
+        Some(by) => EngineError::Interrupted {
+            id: entry.id.to_string(),
+            by,
+        },
+        None => entry.gone(),
+    }
+}
+
 /// What a shim's error means for the caller.
-fn guest_error(entry: &Arc<Entry>, error: ConnectError) -> EngineError {
+fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) -> EngineError {
+    // However it looks from the connection that was cut.
+    let refused = matches!(
+        error.code,
+        ErrorCode::InvalidArgument | ErrorCode::PermissionDenied | ErrorCode::NotFound
+    );
+    if !refused && shim.interrupted().is_some() {
+        return cut_off(entry, shim);
+    }
     let message = error.message.unwrap_or_default();
     match error.code {
         ErrorCode::InvalidArgument | ErrorCode::Unauthenticated | ErrorCode::PermissionDenied => {
@@ -300,9 +320,14 @@ fn guest_error(entry: &Arc<Entry>, error: ConnectError) -> EngineError {
     }
 }
 
-fn process_error(entry: &Arc<Entry>, process: &str, error: ConnectError) -> EngineError {
+fn process_error(
+    entry: &Arc<Entry>,
+    shim: &Shim,
+    process: &str,
+    error: ConnectError,
+) -> EngineError {
     match error.code {
         ErrorCode::NotFound => EngineError::ProcessNotFound(process.chars().take(64).collect()),
-        _ => guest_error(entry, error),
+        _ => guest_error(entry, shim, error),
     }
 }

@@ -4,6 +4,7 @@
 //! daemon. The daemon starts a shim with a listening socket and a [`spec`], talks to
 //! it through [`client`], and may die and come back: the shim goes on.
 
+mod chain;
 pub mod client;
 mod error_chain;
 mod failure;
@@ -12,6 +13,7 @@ mod machine;
 mod passthrough;
 mod processes;
 mod replay;
+mod restore;
 mod serve;
 mod service;
 mod slot;

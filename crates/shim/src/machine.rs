@@ -1,5 +1,6 @@
 //! The VM of this sandbox, from nothing to an agent that answers.
 
+use crate::chain::Chain;
 use crate::error_chain::error_chain;
 use crate::failure;
 use crate::processes::Processes;
@@ -62,8 +63,8 @@ pub(crate) struct Machine {
     pub(crate) status: watch::Sender<Status>,
     /// Requests that are being answered.
     pub(crate) requests: watch::Sender<usize>,
-    /// Layers of the writable disk, the uppermost included; a snapshot adds one.
-    pub(crate) disk_layers: tokio::sync::Mutex<usize>,
+    /// Locked while a snapshot is taken.
+    pub(crate) chain: tokio::sync::Mutex<Chain>,
     /// Where a claim goes, while this is a slot that waits.
     pub(crate) claim: ClaimBox,
 }
@@ -85,6 +86,8 @@ pub(crate) enum StartError {
     Vmm(#[from] pando_vmm::VmmError),
     #[error("the agent did not answer")]
     Channel(#[from] pando_wire::channel::OpenError),
+    #[error("a layer of pages cannot be used")]
+    Pages(#[from] crate::restore::WritePagesError),
     #[error("the warm-up failed: {0}")]
     WarmUp(String),
     #[error("{0}")]
@@ -97,14 +100,14 @@ impl Machine {
             state: State::STATE_STARTING,
             cause: String::new(),
         });
-        let disk_layers = tokio::sync::Mutex::new(spec.disks);
+        let chain = Chain::new(spec.disks, spec.kept_disks, spec.base.clone());
         Self {
             spec,
             dir,
             running: OnceLock::new(),
             status,
             requests: watch::Sender::new(0),
-            disk_layers,
+            chain: tokio::sync::Mutex::new(chain),
             claim: ClaimBox::default(),
         }
     }
@@ -142,27 +145,27 @@ impl Machine {
         steps.mark("launched");
         let mut identity = Identity::of(&self.spec);
         let mut begin = self.spec.begin;
+        let mut pages = self.spec.pages;
         let wait = self.spec.slot.as_ref().map(|slot| slot.wait);
         if let Some(Wait::Generic | Wait::Bound) = wait {
             let claim = self.claimed(&qemu).await?;
             steps = Steps::begin();
             if wait == Some(Wait::Generic) {
-                begin = self.bind(&qemu, &claim).await?;
+                (begin, pages) = self.bind(&qemu, &claim).await?;
                 steps.mark("bound");
             }
             identity = claim.identity;
         }
         if let Begin::Spawn { .. } = begin {
+            if pages > 0 {
+                self.write_pages(&qemu, pages).await?;
+                steps.mark("written");
+            }
             qemu.load(&self.slot().join(spec::DEVICE_STATE)).await?;
             steps.mark("loaded");
         }
         qemu.cont().await?;
-        let options = greeting(
-            &self.spec.sandbox_id,
-            &identity,
-            begin,
-            wait == Some(Wait::Warm),
-        )?;
+        let options = greeting(&identity, begin, wait == Some(Wait::Warm))?;
         let open = Channel::open(ctl, data, options);
         let (mut channel, mut resumed) = unless_ended(&qemu, open).await?;
         if let Some(Wait::Warm) = wait {
@@ -171,7 +174,7 @@ impl Machine {
             identity = self.claimed(&qemu).await?.identity;
             steps = Steps::begin();
             qemu.cont().await?;
-            let options = greeting(&self.spec.sandbox_id, &identity, begin, false)?;
+            let options = greeting(&identity, begin, false)?;
             let again = channel.again(options);
             (channel, resumed) = unless_ended(&qemu, again).await?;
         }
@@ -327,12 +330,7 @@ impl Machine {
 }
 
 /// What HELLO says.
-fn greeting(
-    sandbox_id: &str,
-    identity: &Identity,
-    begin: Begin,
-    warm: bool,
-) -> Result<OpenOptions, StartError> {
+fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions, StartError> {
     let (clean, timeout) = match begin {
         Begin::Spawn { clean_barrier, .. } => (clean_barrier, SPAWN_TIMEOUT),
         // A cold boot's channel is empty: nothing can be in the way.
@@ -342,7 +340,7 @@ fn greeting(
     pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
     let resume = Resume {
         entropy,
-        sandbox_id: sandbox_id.to_owned(),
+        sandbox_id: identity.sandbox_id.clone(),
         hostname: identity.hostname.clone(),
         machine_id: identity.machine_id.clone(),
         env: identity.env.clone().into_iter().collect(),

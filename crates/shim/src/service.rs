@@ -13,9 +13,9 @@ use pando_types::limits;
 use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
-    self, AttachRequest, AttachResponse, ClaimRequest, ConsoleRequest, ConsoleResponse,
+    self, AttachRequest, AttachResponse, BakeRequest, BakeResponse, ClaimRequest, ConsoleRequest, ConsoleResponse,
     ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
-    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, SnapshotRequest,
+    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest, ReleaseResponse, SnapshotRequest,
     SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
     WatchRequest, WatchResponse, attach_response,
 };
@@ -73,6 +73,19 @@ impl Service {
         Response::ok(response)
     }
 
+    /// Runs work in a task of its own: a caller that goes away must not leave the VM stopped.
+    async fn to_the_end<R, F>(
+        &self,
+        work: impl FnOnce(Arc<Machine>) -> F,
+    ) -> Result<R, ConnectError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, ConnectError>> + Send + 'static,
+    {
+        let done = tokio::spawn(work(Arc::clone(&self.machine))).await;
+        done.map_err(|_| ConnectError::internal("the request's task died"))?
+    }
+
     /// Runs a request, unless the VM ends first, or stands still for too long; what the
     /// request began in the guest goes on when the VM does.
     async fn or_gone<R>(
@@ -96,6 +109,11 @@ impl Service {
             cause = until_stalled(&mut stalling) => Err(ConnectError::aborted(cause)),
         }
     }
+}
+
+fn running_of(machine: &Machine) -> Result<&Running, ConnectError> {
+    let running = machine.running.get();
+    running.ok_or_else(|| ConnectError::failed_precondition("the sandbox is starting"))
 }
 
 fn gone(status: &Status) -> ConnectError {
@@ -283,29 +301,43 @@ impl shim::Shim for Service {
         })
     }
 
+    async fn bake(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, BakeRequest>,
+    ) -> ServiceResult<BakeResponse> {
+        let baked = self.to_the_end(|machine| async move {
+            snapshot::bake(&machine, running_of(&machine)?).await
+        });
+        Response::ok(baked.await?)
+    }
+
     async fn snapshot(
         &self,
         _: RequestContext,
         request: ServiceRequest<'_, SnapshotRequest>,
     ) -> ServiceResult<SnapshotResponse> {
         let request = request.to_owned_message();
-        let running = self.running()?;
+        self.running()?;
         if let Some(cause) = self.machine.status.borrow().stalled() {
             return Err(ConnectError::aborted(cause));
         }
-        // A task of its own: a caller that goes away must not leave the VM stopped.
-        let machine = Arc::clone(&self.machine);
-        let task = tokio::spawn(async move {
-            match machine.running.get() {
-                Some(running) => snapshot::take(&machine, running, &request).await,
-                None => Err(ConnectError::failed_precondition("the sandbox is starting")),
-            }
+        let taken = self.to_the_end(|machine| async move {
+            snapshot::take(&machine, running_of(&machine)?, &request).await
         });
-        let _ = running;
-        Response::ok(
-            task.await
-                .map_err(|_| ConnectError::internal("the snapshot's task died"))??,
-        )
+        Response::ok(self.or_gone(taken).await?)
+    }
+
+    async fn release(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, ReleaseRequest>,
+    ) -> ServiceResult<ReleaseResponse> {
+        let released = self.to_the_end(|machine| async move {
+            snapshot::release(&machine, running_of(&machine)?).await
+        });
+        released.await?;
+        Response::ok(ReleaseResponse::default())
     }
 
     async fn stop(

@@ -10,6 +10,7 @@
 //! environment come with the claim's HELLO, as a fresh clone's do. While it waits its VM is
 //! stopped, and the guest's own time with it: hours later no timer of it is overdue.
 
+use crate::chain::Chain;
 use crate::machine::{Machine, StartError, unless_ended};
 use crate::processes::Processes;
 use crate::spec::{self, Begin, ShimSpec};
@@ -34,6 +35,7 @@ const WARM_UP_OUTPUT_BYTES: usize = 4 << 10;
 /// What makes the VM this sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
+    pub(crate) sandbox_id: String,
     pub(crate) hostname: String,
     pub(crate) machine_id: String,
     pub(crate) env: BTreeMap<String, String>,
@@ -42,6 +44,7 @@ pub(crate) struct Identity {
 impl Identity {
     pub(crate) fn of(spec: &ShimSpec) -> Self {
         Self {
+            sandbox_id: spec.sandbox_id.clone(),
             hostname: spec.hostname.clone(),
             machine_id: spec.machine_id.clone(),
             env: spec.env.clone(),
@@ -61,6 +64,7 @@ impl From<ClaimRequest> for Claim {
     fn from(request: ClaimRequest) -> Self {
         Self {
             identity: Identity {
+                sandbox_id: request.sandbox_id,
                 hostname: request.hostname,
                 machine_id: request.machine_id,
                 env: request.env.into_iter().collect(),
@@ -115,7 +119,11 @@ impl Machine {
     }
 
     /// Binds a VM that fits any snapshot to the one whose layers are in the slot.
-    pub(crate) async fn bind(&self, qemu: &Qemu, claim: &Claim) -> Result<Begin, StartError> {
+    pub(crate) async fn bind(
+        &self,
+        qemu: &Qemu,
+        claim: &Claim,
+    ) -> Result<(Begin, usize), StartError> {
         let missing = || StartError::Spec("the claim names no snapshot".to_owned());
         let bind = claim.bind.as_ref().ok_or_else(missing)?;
         let count = usize::try_from(bind.disks).unwrap_or_default();
@@ -132,11 +140,13 @@ impl Machine {
         };
         std::fs::rename(slot.join(spec::OWN_DISK), &binding.top).map_err(StartError::Disk)?;
         qemu.bind(&binding).await?;
-        *self.disk_layers.lock().await = count;
-        Ok(Begin::Spawn {
+        let kept = usize::try_from(bind.kept_disks).unwrap_or_default();
+        *self.chain.lock().await = Chain::new(count, kept, bind.base.clone());
+        let begin = Begin::Spawn {
             clean_barrier: bind.clean_barrier,
             mount: bind.mount,
-        })
+        };
+        Ok((begin, usize::try_from(bind.pages).unwrap_or_default()))
     }
 
     /// Runs the warm-up programs, and one request on the port that clients reach.

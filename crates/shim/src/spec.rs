@@ -10,6 +10,11 @@ pub const ROOT: &str = "root";
 pub const MEMORY: &str = "memory";
 /// Device state in the slot.
 pub const DEVICE_STATE: &str = "device-state";
+/// The layers of pages that a snapshot writes, and its device state, until the daemon has
+/// its own.
+pub const TAKEN_PAGES: &str = "taken-pages";
+/// See [`TAKEN_PAGES`].
+pub const TAKEN_DEVICE_STATE: &str = "taken-device-state";
 /// Kernel of a cold boot.
 pub const KERNEL: &str = "kernel";
 /// Initrd of a cold boot.
@@ -21,6 +26,11 @@ pub const OWN_DISK: &str = "disk.own";
 /// Name of the `index`-th layer of the writable disk in the slot, base first.
 pub fn disk(index: usize) -> String {
     format!("disk.{index}")
+}
+
+/// Name in the slot of the `index`-th layer of pages that lies over the memory.
+pub fn pages(index: usize) -> String {
+    format!("pages.{index}")
 }
 
 /// How the VM begins.
@@ -87,6 +97,13 @@ pub struct ShimSpec {
     pub begin: Begin,
     /// Layers of the writable disk in the slot; the last is made if it is missing.
     pub disks: usize,
+    /// What the first snapshot of this VM is compared with, by the name that the daemon will
+    /// give of it.
+    pub base: String,
+    /// How many of the disk's layers that has.
+    pub kept_disks: usize,
+    /// Layers of pages in the slot that are written over the memory before the load.
+    pub pages: usize,
     /// What the guest calls itself.
     pub hostname: String,
     /// 32 hex digits.

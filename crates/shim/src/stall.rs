@@ -56,7 +56,7 @@ impl Machine {
             }
             tokio::time::sleep(RETRY).await;
             // Not in the middle of a snapshot.
-            let _disks = self.disk_layers.lock().await;
+            let _chain = self.chain.lock().await;
             if let Ok(RunState::IoError) = qemu.run_state().await {
                 // Whether it goes on is seen above.
                 drop(qemu.cont().await);

@@ -143,6 +143,28 @@ impl SandboxDir {
         link_or_copy(layer, &self.slot().join(name))
     }
 
+    /// The same over whatever has that name in the slot.
+    ///
+    /// # Errors
+    /// It cannot be made; what was there stays.
+    pub fn relink(&self, layer: &Path, name: &str) -> io::Result<()> {
+        let fresh = format!("{name}.new");
+        self.unlink(&fresh)?;
+        self.link(layer, &fresh)?;
+        fs::rename(self.slot().join(fresh), self.slot().join(name))
+    }
+
+    /// Removes all that only a VM needs: slot and parent. Logs stay.
+    ///
+    /// # Errors
+    /// Something stays.
+    pub fn empty(&self) -> io::Result<()> {
+        for dir in [self.slot(), self.dir.join(PARENT), self.dir.join(PARENT_FRESH)] {
+            remove_dir(&dir)?;
+        }
+        Ok(())
+    }
+
     /// Removes a file of the slot; that it is not there is fine.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use crate::layer::{Layer, LayerError, Verified, allocated_bytes};
 use crate::manifest::{self, Manifest, ManifestError};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 const MANIFEST: &str = "manifest";
@@ -325,13 +325,39 @@ impl Snapshot {
     /// # Errors
     /// It cannot be made; it may be there in part.
     pub fn link_to(&self, target: &Path) -> Result<(), StoreError> {
-        fs::create_dir(target).map_err(io_error("create", target))?;
+        private_dir(target)?;
         let layers = self.manifest.layers().map(|layer| layer.file.as_str());
         for file in layers.chain([MANIFEST]) {
             let to = target.join(file);
             link_or_copy(&self.dir.join(file), &to).map_err(io_error("link", &to))?;
         }
         Ok(())
+    }
+
+    /// Makes `target` a snapshot of another manifest, by links to this one's layers, and to
+    /// those of `other` where this one has none of that name.
+    ///
+    /// # Errors
+    /// It cannot be made; it may be there in part.
+    pub fn link_with(
+        &self,
+        target: &Path,
+        manifest: &Manifest,
+        other: &Self,
+    ) -> Result<(), StoreError> {
+        private_dir(target)?;
+        for layer in manifest.layers() {
+            let ours = self.manifest.layers().any(|own| own == layer);
+            let from = if ours { self } else { other };
+            let to = target.join(&layer.file);
+            link_or_copy(&from.path(layer), &to).map_err(io_error("link", &to))?;
+        }
+        Self::write(target, manifest)
+    }
+
+    /// Bytes that its manifest takes on disk.
+    pub fn manifest_bytes(&self) -> u64 {
+        pando_sys::file::allocated_bytes(&self.dir.join(MANIFEST)).unwrap_or(0)
     }
 
     /// Writes a snapshot that is nobody's but the directory's: its layers are there.
@@ -350,6 +376,12 @@ impl Snapshot {
     pub fn allocated_bytes(&self) -> io::Result<u64> {
         allocated_bytes(&self.dir)
     }
+}
+
+/// A new directory for the daemon's eyes only: a memory is in it.
+fn private_dir(path: &Path) -> Result<(), StoreError> {
+    let made = fs::DirBuilder::new().mode(0o700).create(path);
+    made.map_err(io_error("create", path))
 }
 
 /// Gives a published layer a second name: a hard link, so that the inode stays the daemon's
@@ -386,6 +418,16 @@ impl Staging {
         let target = self.dir.join(&layer.file);
         link_or_copy(from, &target).map_err(io_error("link", &target))?;
         Ok(layer.clone())
+    }
+
+    /// Takes a file that never changes by a link of its own, and describes it.
+    ///
+    /// # Errors
+    /// It cannot be linked or hashed.
+    pub fn share(&self, from: &Path, name: &str) -> Result<Layer, StoreError> {
+        let target = self.dir.join(name);
+        link_or_copy(from, &target).map_err(io_error("link", &target))?;
+        Layer::describe(&self.dir, name).map_err(|error| StoreError::Layer(name.to_owned(), error))
     }
 
     /// Where to write the layers.

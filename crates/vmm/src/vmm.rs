@@ -31,6 +31,8 @@ pub enum RunState {
 #[must_use = "an overlay that is not switched to keeps its file open"]
 pub struct PreparedOverlay {
     pub(crate) index: usize,
+    /// The descriptors that it was given.
+    pub(crate) descriptors: u64,
     pub(crate) path: PathBuf,
 }
 
@@ -70,6 +72,12 @@ pub trait Vmm: Send + Sync {
         overlay: PreparedOverlay,
     ) -> impl Future<Output = Result<PathBuf, VmmError>> + Send;
 
+    /// Closes a prepared layer that is not switched to. Its file stays.
+    fn discard_disk_overlay(
+        &self,
+        overlay: PreparedOverlay,
+    ) -> impl Future<Output = Result<(), VmmError>> + Send;
+
     /// The VM's memory, to be read while the VM is stopped.
     ///
     /// # Errors
@@ -90,6 +98,9 @@ pub trait Vmm: Send + Sync {
 
     /// The last of what the guest wrote to its console.
     fn console_tail(&self) -> String;
+
+    /// Ends the VMM as a crash would, without a word.
+    fn kill(&self);
 
     /// Ends the VMM: asked first, killed after `grace`.
     fn quit(&self, grace: Duration) -> impl Future<Output = VmExit> + Send;

@@ -1,11 +1,11 @@
 //! A slot becomes a sandbox.
 
 use super::{Keys, Kind, Taken};
-use crate::bake::DISKS;
 use crate::engine::Engine;
 use crate::sandboxes::Entry;
 use crate::shims::log_last_words;
-use crate::spawn::{Wish, lay_out};
+use crate::source::Source;
+use crate::spawn::Wish;
 use crate::{EngineError, identity, ids};
 use pando_store::fault;
 use pando_types::SandboxState;
@@ -64,25 +64,30 @@ impl Engine {
     }
 
     /// Puts the snapshot into a slot that fits any, and says so in the claim.
-    fn bind(
-        &self,
-        taken: &Taken,
-        keys: &Keys,
-        wish: &Wish<'_>,
-    ) -> Result<Option<Bind>, EngineError> {
+    fn bind(&self, taken: &Taken, keys: &Keys) -> Result<Option<Bind>, EngineError> {
         if taken.kind != Kind::Generic {
             return Ok(None);
         }
         let snapshot = self.inner.bakery.get(&keys.snapshot);
         let gone = || EngineError::SpawnFailed("its snapshot is gone".to_owned());
-        let snapshot = snapshot.ok_or_else(gone)?;
-        lay_out(&self.inner.dirs.get(&taken.id), &snapshot, wish.ingredients)?;
-        Ok(Some(Bind {
-            clean_barrier: snapshot.manifest.clean_barrier,
+        let source = Source::bake(snapshot.ok_or_else(gone)?);
+        self.bind_to(taken, &source).map(Some)
+    }
+
+    /// Lays a source out in a slot that fits any.
+    fn bind_to(&self, taken: &Taken, source: &Source) -> Result<Bind, EngineError> {
+        source.lay_out(&self.inner.dirs.get(&taken.id))?;
+        let plan = source.plan();
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Ok(Bind {
+            clean_barrier: source.snapshot.manifest.clean_barrier,
             mount: false,
-            disks: u32::try_from(DISKS).unwrap_or(u32::MAX),
+            disks: number(plan.disks),
+            base: plan.base,
+            kept_disks: number(plan.kept_disks),
+            pages: number(plan.pages),
             ..Bind::default()
-        }))
+        })
     }
 
     /// The claim comes before the row: without a row a slot that was claimed is thrown
@@ -98,7 +103,8 @@ impl Engine {
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
             env: wish.request.env.clone().into_iter().collect(),
-            bind: self.bind(taken, keys, wish)?.into(),
+            bind: self.bind(taken, keys)?.into(),
+            sandbox_id: taken.id.to_string(),
             ..ClaimRequest::default()
         };
         let ready = tokio::time::timeout_at(deadline, taken.shim.claim(request)).await;

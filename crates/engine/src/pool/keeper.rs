@@ -6,7 +6,7 @@ use crate::EngineError;
 use crate::bake::{Ingredients, Plan};
 use crate::engine::Engine;
 use crate::shims::{Shim, ShimProcess, log_last_words};
-use crate::spawn::{end_of, lay_out};
+use crate::spawn::end_of;
 use crate::{identity, ids};
 use pando_shim::spec::{self, Begin, ShimSpec, Wait};
 use pando_store::{SandboxDir, Snapshot};
@@ -166,9 +166,9 @@ impl Engine {
         let dir = self.new_dir(id)?;
         let plan = match target.kind {
             Kind::Warm | Kind::Bound => {
-                let snapshot = self.baked(target)?;
-                lay_out(&dir, &snapshot, &ingredients)?;
-                Plan::spawn(&snapshot, false)
+                let source = crate::source::Source::bake(self.baked(target)?);
+                source.lay_out(&dir)?;
+                source.plan()
             }
             // Which snapshot it is, the claim says.
             Kind::Generic => Plan {
@@ -178,6 +178,9 @@ impl Engine {
                 },
                 machine: self.inner.bakery.machine(&ingredients),
                 disks: 0,
+                base: String::new(),
+                kept_disks: 0,
+                pages: 0,
             },
         };
         let spec = ShimSpec {

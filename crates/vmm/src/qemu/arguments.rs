@@ -239,6 +239,11 @@ pub(super) fn block_nodes(
     Ok(nodes)
 }
 
+/// The file node below a layer's format node.
+pub(super) fn file_node(node: &str) -> String {
+    format!("{node}-file")
+}
+
 /// The file node and the format node of one layer.
 ///
 /// `no-flush` on both: else stopping the VM would flush up to 400 ms of writes
@@ -249,7 +254,7 @@ pub(super) fn disk_layer(
     backing: Option<&str>,
     writable: bool,
 ) -> [serde_json::Value; 2] {
-    let file = format!("{node}-file");
+    let file = file_node(node);
     let cache = json!({ "no-flush": true });
     [
         json!({

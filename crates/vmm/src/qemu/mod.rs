@@ -300,14 +300,31 @@ impl Vmm for Qemu {
         let read = open(path, File::options().read(true))?;
         let set = self.give(&[write, read]).await?;
         let node = arguments::disk_node(index);
+        let overlay = PreparedOverlay {
+            index,
+            descriptors: set.0,
+            path: path.to_owned(),
+        };
         // Without a lower layer: the switch below puts it on the current one.
         for node in arguments::disk_layer(&node, &set.path(), None, true) {
-            self.qmp.execute("blockdev-add", node).await?;
+            if let Err(error) = self.qmp.execute("blockdev-add", node).await {
+                drop(self.discard_disk_overlay(overlay).await);
+                return Err(error);
+            }
         }
-        Ok(PreparedOverlay {
-            index,
-            path: path.to_owned(),
-        })
+        Ok(overlay)
+    }
+
+    async fn discard_disk_overlay(&self, overlay: PreparedOverlay) -> Result<(), VmmError> {
+        let node = arguments::disk_node(overlay.index);
+        let mut outcome = Ok(());
+        // The format node holds the file node. Either may not have come to be.
+        for node in [node.clone(), arguments::file_node(&node)] {
+            let deleted = self.qmp.execute("blockdev-del", json!({ "node-name": node }));
+            outcome = outcome.and(deleted.await.map(drop));
+        }
+        let set = json!({ "fdset-id": overlay.descriptors });
+        outcome.and(self.qmp.execute("remove-fd", set).await.map(drop))
     }
 
     async fn switch_disk_overlay(&self, overlay: PreparedOverlay) -> Result<PathBuf, VmmError> {
@@ -347,6 +364,11 @@ impl Vmm for Qemu {
 
     fn console_tail(&self) -> String {
         self.console.text()
+    }
+
+    fn kill(&self) {
+        // One that has ended already is as good.
+        let _ = self.child.kill(SIGKILL);
     }
 
     async fn quit(&self, grace: Duration) -> VmExit {

@@ -612,6 +612,16 @@ pub struct ClaimRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_unset_message_field"
     )]
     pub bind: ::buffa::MessageField<Bind, ::buffa::Inline<Bind>>,
+    /// Whose VM it becomes, where that is not the slot's own id.
+    ///
+    /// Field 5: `sandbox_id`
+    #[serde(
+        rename = "sandboxId",
+        alias = "sandbox_id",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub sandbox_id: ::buffa::alloc::string::String,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -623,6 +633,7 @@ impl ::core::fmt::Debug for ClaimRequest {
             .field("machine_id", &self.machine_id)
             .field("env", &self.env)
             .field("bind", &self.bind)
+            .field("sandbox_id", &self.sandbox_id)
             .finish()
     }
 }
@@ -673,6 +684,9 @@ impl ::buffa::Message for ClaimRequest {
                 += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
                     + inner_size as u64;
         }
+        if !self.sandbox_id.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.sandbox_id) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -701,6 +715,9 @@ impl ::buffa::Message for ClaimRequest {
                 buf,
             );
             self.bind.write_to(__cache, buf);
+        }
+        if !self.sandbox_id.is_empty() {
+            ::buffa::types::put_string_field(5u32, &self.sandbox_id, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -751,6 +768,13 @@ impl ::buffa::Message for ClaimRequest {
                     ctx,
                 )?;
             }
+            5u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.sandbox_id, buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -763,6 +787,7 @@ impl ::buffa::Message for ClaimRequest {
         self.machine_id.clear();
         self.env.clear();
         self.bind = ::buffa::MessageField::none();
+        self.sandbox_id.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -827,6 +852,31 @@ pub struct Bind {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
     )]
     pub disks: u32,
+    /// See the spec: what a snapshot is compared with, how many of the disk's layers that
+    /// has, and how many layers of pages lie over the memory.
+    ///
+    /// Field 4: `base`
+    #[serde(
+        rename = "base",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub base: ::buffa::alloc::string::String,
+    /// Field 5: `kept_disks`
+    #[serde(
+        rename = "keptDisks",
+        alias = "kept_disks",
+        with = "::buffa::json_helpers::uint32",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
+    )]
+    pub kept_disks: u32,
+    /// Field 6: `pages`
+    #[serde(
+        rename = "pages",
+        with = "::buffa::json_helpers::uint32",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
+    )]
+    pub pages: u32,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -837,6 +887,9 @@ impl ::core::fmt::Debug for Bind {
             .field("clean_barrier", &self.clean_barrier)
             .field("mount", &self.mount)
             .field("disks", &self.disks)
+            .field("base", &self.base)
+            .field("kept_disks", &self.kept_disks)
+            .field("pages", &self.pages)
             .finish()
     }
 }
@@ -876,6 +929,15 @@ impl ::buffa::Message for Bind {
         if self.disks != 0u32 {
             size += 1u64 + ::buffa::types::uint32_encoded_len(self.disks) as u64;
         }
+        if !self.base.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.base) as u64;
+        }
+        if self.kept_disks != 0u32 {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(self.kept_disks) as u64;
+        }
+        if self.pages != 0u32 {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(self.pages) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -894,6 +956,15 @@ impl ::buffa::Message for Bind {
         }
         if self.disks != 0u32 {
             ::buffa::types::put_uint32_field(3u32, self.disks, buf);
+        }
+        if !self.base.is_empty() {
+            ::buffa::types::put_string_field(4u32, &self.base, buf);
+        }
+        if self.kept_disks != 0u32 {
+            ::buffa::types::put_uint32_field(5u32, self.kept_disks, buf);
+        }
+        if self.pages != 0u32 {
+            ::buffa::types::put_uint32_field(6u32, self.pages, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -929,6 +1000,27 @@ impl ::buffa::Message for Bind {
                 )?;
                 self.disks = ::buffa::types::decode_uint32(buf)?;
             }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.base, buf)?;
+            }
+            5u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.kept_disks = ::buffa::types::decode_uint32(buf)?;
+            }
+            6u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.pages = ::buffa::types::decode_uint32(buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -940,6 +1032,9 @@ impl ::buffa::Message for Bind {
         self.clean_barrier = false;
         self.mount = false;
         self.disks = 0u32;
+        self.base.clear();
+        self.kept_disks = 0u32;
+        self.pages = 0u32;
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -5013,23 +5108,360 @@ pub const __CONSOLE_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::
 #[derive(Clone, PartialEq, Default)]
 #[derive(::serde::Serialize, ::serde::Deserialize)]
 #[serde(default)]
-pub struct SnapshotRequest {
-    /// Power the VM off afterwards instead of running on.
+pub struct BakeRequest {
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for BakeRequest {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("BakeRequest").finish()
+    }
+}
+impl BakeRequest {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
     ///
-    /// Field 1: `stop`
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.BakeRequest";
+}
+::buffa::impl_default_instance!(BakeRequest);
+impl ::buffa::MessageName for BakeRequest {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "BakeRequest";
+    const FULL_NAME: &'static str = "pando.shim.v1.BakeRequest";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.BakeRequest";
+}
+impl ::buffa::Message for BakeRequest {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for BakeRequest {
+    const PROTO_FQN: &'static str = "pando.shim.v1.BakeRequest";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for BakeRequest {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __BAKE_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.BakeRequest",
+    to_json: ::buffa::type_registry::any_to_json::<BakeRequest>,
+    from_json: ::buffa::type_registry::any_from_json::<BakeRequest>,
+    is_wkt: false,
+};
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct BakeResponse {
+    /// File names in the slot.
+    ///
+    /// Field 1: `memory_file`
     #[serde(
-        rename = "stop",
+        rename = "memoryFile",
+        alias = "memory_file",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub memory_file: ::buffa::alloc::string::String,
+    /// Field 2: `device_state_file`
+    #[serde(
+        rename = "deviceStateFile",
+        alias = "device_state_file",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub device_state_file: ::buffa::alloc::string::String,
+    /// Field 3: `disk_file`
+    #[serde(
+        rename = "diskFile",
+        alias = "disk_file",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub disk_file: ::buffa::alloc::string::String,
+    /// The guest did not answer the freeze in time.
+    ///
+    /// Field 4: `forced`
+    #[serde(
+        rename = "forced",
         with = "::buffa::json_helpers::proto_bool",
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
     )]
-    pub stop: bool,
+    pub forced: bool,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for BakeResponse {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("BakeResponse")
+            .field("memory_file", &self.memory_file)
+            .field("device_state_file", &self.device_state_file)
+            .field("disk_file", &self.disk_file)
+            .field("forced", &self.forced)
+            .finish()
+    }
+}
+impl BakeResponse {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.BakeResponse";
+}
+::buffa::impl_default_instance!(BakeResponse);
+impl ::buffa::MessageName for BakeResponse {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "BakeResponse";
+    const FULL_NAME: &'static str = "pando.shim.v1.BakeResponse";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.BakeResponse";
+}
+impl ::buffa::Message for BakeResponse {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if !self.memory_file.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.memory_file) as u64;
+        }
+        if !self.device_state_file.is_empty() {
+            size
+                += 1u64
+                    + ::buffa::types::string_encoded_len(&self.device_state_file) as u64;
+        }
+        if !self.disk_file.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.disk_file) as u64;
+        }
+        if self.forced {
+            size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+        }
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if !self.memory_file.is_empty() {
+            ::buffa::types::put_string_field(1u32, &self.memory_file, buf);
+        }
+        if !self.device_state_file.is_empty() {
+            ::buffa::types::put_string_field(2u32, &self.device_state_file, buf);
+        }
+        if !self.disk_file.is_empty() {
+            ::buffa::types::put_string_field(3u32, &self.disk_file, buf);
+        }
+        if self.forced {
+            ::buffa::types::put_bool_field(4u32, self.forced, buf);
+        }
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.memory_file, buf)?;
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.device_state_file, buf)?;
+            }
+            3u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.disk_file, buf)?;
+            }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.forced = ::buffa::types::decode_bool(buf)?;
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.memory_file.clear();
+        self.device_state_file.clear();
+        self.disk_file.clear();
+        self.forced = false;
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for BakeResponse {
+    const PROTO_FQN: &'static str = "pando.shim.v1.BakeResponse";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for BakeResponse {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __BAKE_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.BakeResponse",
+    to_json: ::buffa::type_registry::any_to_json::<BakeResponse>,
+    from_json: ::buffa::type_registry::any_from_json::<BakeResponse>,
+    is_wkt: false,
+};
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct SnapshotRequest {
+    /// The newest snapshot that the daemon has of this VM's past: what it was spawned from,
+    /// or the `name` of a snapshot that was taken since and kept.
+    ///
+    /// Field 1: `base`
+    #[serde(
+        rename = "base",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub base: ::buffa::alloc::string::String,
+    /// What this one will be called, if it is kept.
+    ///
+    /// Field 2: `name`
+    #[serde(
+        rename = "name",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub name: ::buffa::alloc::string::String,
+    /// With the memory; otherwise the disk alone, after the guest wrote it out.
+    ///
+    /// Field 3: `memory`
+    #[serde(
+        rename = "memory",
+        with = "::buffa::json_helpers::proto_bool",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
+    )]
+    pub memory: bool,
+    /// Leave the VM stopped.
+    ///
+    /// Field 4: `hold`
+    #[serde(
+        rename = "hold",
+        with = "::buffa::json_helpers::proto_bool",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
+    )]
+    pub hold: bool,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
 }
 impl ::core::fmt::Debug for SnapshotRequest {
     fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
-        f.debug_struct("SnapshotRequest").field("stop", &self.stop).finish()
+        f.debug_struct("SnapshotRequest")
+            .field("base", &self.base)
+            .field("name", &self.name)
+            .field("memory", &self.memory)
+            .field("hold", &self.hold)
+            .finish()
     }
 }
 impl SnapshotRequest {
@@ -5059,7 +5491,16 @@ impl ::buffa::Message for SnapshotRequest {
         #[allow(unused_imports)]
         use ::buffa::Enumeration as _;
         let mut size = 0u64;
-        if self.stop {
+        if !self.base.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.base) as u64;
+        }
+        if !self.name.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.name) as u64;
+        }
+        if self.memory {
+            size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+        }
+        if self.hold {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
@@ -5072,8 +5513,17 @@ impl ::buffa::Message for SnapshotRequest {
     ) {
         #[allow(unused_imports)]
         use ::buffa::Enumeration as _;
-        if self.stop {
-            ::buffa::types::put_bool_field(1u32, self.stop, buf);
+        if !self.base.is_empty() {
+            ::buffa::types::put_string_field(1u32, &self.base, buf);
+        }
+        if !self.name.is_empty() {
+            ::buffa::types::put_string_field(2u32, &self.name, buf);
+        }
+        if self.memory {
+            ::buffa::types::put_bool_field(3u32, self.memory, buf);
+        }
+        if self.hold {
+            ::buffa::types::put_bool_field(4u32, self.hold, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -5091,9 +5541,30 @@ impl ::buffa::Message for SnapshotRequest {
             1u32 => {
                 ::buffa::encoding::check_wire_type(
                     tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.base, buf)?;
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.name, buf)?;
+            }
+            3u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
                     ::buffa::encoding::WireType::Varint,
                 )?;
-                self.stop = ::buffa::types::decode_bool(buf)?;
+                self.memory = ::buffa::types::decode_bool(buf)?;
+            }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.hold = ::buffa::types::decode_bool(buf)?;
             }
             _ => {
                 self.__buffa_unknown_fields
@@ -5103,7 +5574,10 @@ impl ::buffa::Message for SnapshotRequest {
         ::core::result::Result::Ok(())
     }
     fn clear(&mut self) {
-        self.stop = false;
+        self.base.clear();
+        self.name.clear();
+        self.memory = false;
+        self.hold = false;
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -5140,16 +5614,16 @@ pub const __SNAPSHOT_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::
 #[derive(::serde::Serialize, ::serde::Deserialize)]
 #[serde(default)]
 pub struct SnapshotResponse {
-    /// File names in the sandbox directory.
+    /// File names in the slot. Empty without the memory.
     ///
-    /// Field 1: `memory_file`
+    /// Field 1: `pages_file`
     #[serde(
-        rename = "memoryFile",
-        alias = "memory_file",
+        rename = "pagesFile",
+        alias = "pages_file",
         with = "::buffa::json_helpers::proto_string",
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
     )]
-    pub memory_file: ::buffa::alloc::string::String,
+    pub pages_file: ::buffa::alloc::string::String,
     /// Field 2: `device_state_file`
     #[serde(
         rename = "deviceStateFile",
@@ -5158,16 +5632,16 @@ pub struct SnapshotResponse {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
     )]
     pub device_state_file: ::buffa::alloc::string::String,
-    /// The disk layer that was sealed.
+    /// The disk layers above those of the base, the oldest first; all are sealed.
     ///
-    /// Field 3: `disk_file`
+    /// Field 3: `disk_files`
     #[serde(
-        rename = "diskFile",
-        alias = "disk_file",
-        with = "::buffa::json_helpers::proto_string",
-        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+        rename = "diskFiles",
+        alias = "disk_files",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_vec",
+        deserialize_with = "::buffa::json_helpers::null_as_default"
     )]
-    pub disk_file: ::buffa::alloc::string::String,
+    pub disk_files: ::buffa::alloc::vec::Vec<::buffa::alloc::string::String>,
     /// Field 4: `pause_ms`
     #[serde(
         rename = "pauseMs",
@@ -5201,6 +5675,15 @@ pub struct SnapshotResponse {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
     )]
     pub forced: bool,
+    /// How it was found out what changed: `written` or `compare`.
+    ///
+    /// Field 8: `method`
+    #[serde(
+        rename = "method",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub method: ::buffa::alloc::string::String,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -5208,13 +5691,14 @@ pub struct SnapshotResponse {
 impl ::core::fmt::Debug for SnapshotResponse {
     fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
         f.debug_struct("SnapshotResponse")
-            .field("memory_file", &self.memory_file)
+            .field("pages_file", &self.pages_file)
             .field("device_state_file", &self.device_state_file)
-            .field("disk_file", &self.disk_file)
+            .field("disk_files", &self.disk_files)
             .field("pause_ms", &self.pause_ms)
             .field("dirty_pages", &self.dirty_pages)
             .field("unfrozen_pids", &self.unfrozen_pids)
             .field("forced", &self.forced)
+            .field("method", &self.method)
             .finish()
     }
 }
@@ -5245,16 +5729,16 @@ impl ::buffa::Message for SnapshotResponse {
         #[allow(unused_imports)]
         use ::buffa::Enumeration as _;
         let mut size = 0u64;
-        if !self.memory_file.is_empty() {
-            size += 1u64 + ::buffa::types::string_encoded_len(&self.memory_file) as u64;
+        if !self.pages_file.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.pages_file) as u64;
         }
         if !self.device_state_file.is_empty() {
             size
                 += 1u64
                     + ::buffa::types::string_encoded_len(&self.device_state_file) as u64;
         }
-        if !self.disk_file.is_empty() {
-            size += 1u64 + ::buffa::types::string_encoded_len(&self.disk_file) as u64;
+        for v in &self.disk_files {
+            size += 1u64 + ::buffa::types::string_encoded_len(v) as u64;
         }
         if self.pause_ms.to_bits() != 0u64 {
             size += 1u64 + ::buffa::types::FIXED64_ENCODED_LEN as u64;
@@ -5273,6 +5757,9 @@ impl ::buffa::Message for SnapshotResponse {
         if self.forced {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
+        if !self.method.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.method) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -5283,14 +5770,14 @@ impl ::buffa::Message for SnapshotResponse {
     ) {
         #[allow(unused_imports)]
         use ::buffa::Enumeration as _;
-        if !self.memory_file.is_empty() {
-            ::buffa::types::put_string_field(1u32, &self.memory_file, buf);
+        if !self.pages_file.is_empty() {
+            ::buffa::types::put_string_field(1u32, &self.pages_file, buf);
         }
         if !self.device_state_file.is_empty() {
             ::buffa::types::put_string_field(2u32, &self.device_state_file, buf);
         }
-        if !self.disk_file.is_empty() {
-            ::buffa::types::put_string_field(3u32, &self.disk_file, buf);
+        for v in &self.disk_files {
+            ::buffa::types::put_string_field(3u32, v, buf);
         }
         if self.pause_ms.to_bits() != 0u64 {
             ::buffa::types::put_double_field(4u32, self.pause_ms, buf);
@@ -5312,6 +5799,9 @@ impl ::buffa::Message for SnapshotResponse {
         if self.forced {
             ::buffa::types::put_bool_field(7u32, self.forced, buf);
         }
+        if !self.method.is_empty() {
+            ::buffa::types::put_string_field(8u32, &self.method, buf);
+        }
         self.__buffa_unknown_fields.write_to(buf);
     }
     fn merge_field(
@@ -5330,7 +5820,7 @@ impl ::buffa::Message for SnapshotResponse {
                     tag,
                     ::buffa::encoding::WireType::LengthDelimited,
                 )?;
-                ::buffa::types::merge_string(&mut self.memory_file, buf)?;
+                ::buffa::types::merge_string(&mut self.pages_file, buf)?;
             }
             2u32 => {
                 ::buffa::encoding::check_wire_type(
@@ -5344,7 +5834,11 @@ impl ::buffa::Message for SnapshotResponse {
                     tag,
                     ::buffa::encoding::WireType::LengthDelimited,
                 )?;
-                ::buffa::types::merge_string(&mut self.disk_file, buf)?;
+                let __elem = ::buffa::types::decode_string(buf)?;
+                ctx.register_element_memory(
+                    ::buffa::__private::element_footprint(&__elem),
+                )?;
+                self.disk_files.push(__elem);
             }
             4u32 => {
                 ::buffa::encoding::check_wire_type(
@@ -5407,6 +5901,13 @@ impl ::buffa::Message for SnapshotResponse {
                 )?;
                 self.forced = ::buffa::types::decode_bool(buf)?;
             }
+            8u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.method, buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -5415,13 +5916,14 @@ impl ::buffa::Message for SnapshotResponse {
         ::core::result::Result::Ok(())
     }
     fn clear(&mut self) {
-        self.memory_file.clear();
+        self.pages_file.clear();
         self.device_state_file.clear();
-        self.disk_file.clear();
+        self.disk_files.clear();
         self.pause_ms = 0f64;
         self.dirty_pages = 0u64;
         self.unfrozen_pids.clear();
         self.forced = false;
+        self.method.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -5452,6 +5954,212 @@ pub const __SNAPSHOT_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = :
     type_url: "type.googleapis.com/pando.shim.v1.SnapshotResponse",
     to_json: ::buffa::type_registry::any_to_json::<SnapshotResponse>,
     from_json: ::buffa::type_registry::any_from_json::<SnapshotResponse>,
+    is_wkt: false,
+};
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct ReleaseRequest {
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for ReleaseRequest {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("ReleaseRequest").finish()
+    }
+}
+impl ReleaseRequest {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ReleaseRequest";
+}
+::buffa::impl_default_instance!(ReleaseRequest);
+impl ::buffa::MessageName for ReleaseRequest {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "ReleaseRequest";
+    const FULL_NAME: &'static str = "pando.shim.v1.ReleaseRequest";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ReleaseRequest";
+}
+impl ::buffa::Message for ReleaseRequest {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for ReleaseRequest {
+    const PROTO_FQN: &'static str = "pando.shim.v1.ReleaseRequest";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for ReleaseRequest {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __RELEASE_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.ReleaseRequest",
+    to_json: ::buffa::type_registry::any_to_json::<ReleaseRequest>,
+    from_json: ::buffa::type_registry::any_from_json::<ReleaseRequest>,
+    is_wkt: false,
+};
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct ReleaseResponse {
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for ReleaseResponse {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("ReleaseResponse").finish()
+    }
+}
+impl ReleaseResponse {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ReleaseResponse";
+}
+::buffa::impl_default_instance!(ReleaseResponse);
+impl ::buffa::MessageName for ReleaseResponse {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "ReleaseResponse";
+    const FULL_NAME: &'static str = "pando.shim.v1.ReleaseResponse";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ReleaseResponse";
+}
+impl ::buffa::Message for ReleaseResponse {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for ReleaseResponse {
+    const PROTO_FQN: &'static str = "pando.shim.v1.ReleaseResponse";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for ReleaseResponse {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __RELEASE_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.ReleaseResponse",
+    to_json: ::buffa::type_registry::any_to_json::<ReleaseResponse>,
+    from_json: ::buffa::type_registry::any_from_json::<ReleaseResponse>,
     is_wkt: false,
 };
 #[derive(Clone, PartialEq, Default)]
@@ -6499,6 +7207,10 @@ pub mod __buffa {
             pub bind: ::buffa::MessageFieldView<
                 super::super::__buffa::view::BindView<'a>,
             >,
+            /// Whose VM it becomes, where that is not the slot's own id.
+            ///
+            /// Field 5: `sandbox_id`
+            pub sandbox_id: &'a str,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ClaimRequestView<'a> {
@@ -6575,6 +7287,13 @@ pub mod __buffa {
                                 );
                             }
                         }
+                    }
+                    5u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.sandbox_id = ::buffa::types::borrow_str(&mut cur)?;
                     }
                     3u32 => {
                         ::buffa::encoding::check_wire_type(
@@ -6664,6 +7383,7 @@ pub mod __buffa {
                         }
                         None => ::buffa::MessageField::none(),
                     },
+                    sandbox_id: self.sandbox_id.to_string(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -6705,6 +7425,12 @@ pub mod __buffa {
                     size
                         += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
                             + inner_size as u64;
+                }
+                if !self.sandbox_id.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.sandbox_id)
+                                as u64;
                 }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
@@ -6753,6 +7479,9 @@ pub mod __buffa {
                         buf,
                     );
                     self.bind.write_to(__cache, buf);
+                }
+                if !self.sandbox_id.is_empty() {
+                    ::buffa::types::put_string_field(5u32, &self.sandbox_id, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -6805,6 +7534,9 @@ pub mod __buffa {
                     if let ::core::option::Option::Some(__v) = self.bind.as_option() {
                         __map.serialize_entry("bind", __v)?;
                     }
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.sandbox_id) {
+                    __map.serialize_entry("sandboxId", self.sandbox_id)?;
                 }
                 __map.end()
             }
@@ -6927,6 +7659,13 @@ pub mod __buffa {
             ) -> &::buffa::MessageFieldView<super::super::__buffa::view::BindView<'_>> {
                 &self.0.reborrow().bind
             }
+            /// Whose VM it becomes, where that is not the slot's own id.
+            ///
+            /// Field 5: `sandbox_id`
+            #[must_use]
+            pub fn sandbox_id(&self) -> &'_ str {
+                self.0.reborrow().sandbox_id
+            }
         }
         impl ::core::convert::From<::buffa::OwnedView<ClaimRequestView<'static>>>
         for ClaimRequestOwnedView {
@@ -6972,6 +7711,15 @@ pub mod __buffa {
             ///
             /// Field 3: `disks`
             pub disks: u32,
+            /// See the spec: what a snapshot is compared with, how many of the disk's layers that
+            /// has, and how many layers of pages lie over the memory.
+            ///
+            /// Field 4: `base`
+            pub base: &'a str,
+            /// Field 5: `kept_disks`
+            pub kept_disks: u32,
+            /// Field 6: `pages`
+            pub pages: u32,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for BindView<'a> {
@@ -7031,6 +7779,27 @@ pub mod __buffa {
                         )?;
                         view.disks = ::buffa::types::decode_uint32(&mut cur)?;
                     }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.base = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    5u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.kept_disks = ::buffa::types::decode_uint32(&mut cur)?;
+                    }
+                    6u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.pages = ::buffa::types::decode_uint32(&mut cur)?;
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -7057,6 +7826,9 @@ pub mod __buffa {
                     clean_barrier: self.clean_barrier,
                     mount: self.mount,
                     disks: self.disks,
+                    base: self.base.to_string(),
+                    kept_disks: self.kept_disks,
+                    pages: self.pages,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -7080,6 +7852,17 @@ pub mod __buffa {
                 if self.disks != 0u32 {
                     size += 1u64 + ::buffa::types::uint32_encoded_len(self.disks) as u64;
                 }
+                if !self.base.is_empty() {
+                    size += 1u64 + ::buffa::types::string_encoded_len(&self.base) as u64;
+                }
+                if self.kept_disks != 0u32 {
+                    size
+                        += 1u64
+                            + ::buffa::types::uint32_encoded_len(self.kept_disks) as u64;
+                }
+                if self.pages != 0u32 {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(self.pages) as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -7099,6 +7882,15 @@ pub mod __buffa {
                 }
                 if self.disks != 0u32 {
                     ::buffa::types::put_uint32_field(3u32, self.disks, buf);
+                }
+                if !self.base.is_empty() {
+                    ::buffa::types::put_string_field(4u32, &self.base, buf);
+                }
+                if self.kept_disks != 0u32 {
+                    ::buffa::types::put_uint32_field(5u32, self.kept_disks, buf);
+                }
+                if self.pages != 0u32 {
+                    ::buffa::types::put_uint32_field(6u32, self.pages, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -7132,6 +7924,23 @@ pub mod __buffa {
                         .serialize_entry(
                             "disks",
                             &::buffa::json_helpers::ProtoJson(&self.disks),
+                        )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.base) {
+                    __map.serialize_entry("base", self.base)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u32(&self.kept_disks) {
+                    __map
+                        .serialize_entry(
+                            "keptDisks",
+                            &::buffa::json_helpers::ProtoJson(&self.kept_disks),
+                        )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u32(&self.pages) {
+                    __map
+                        .serialize_entry(
+                            "pages",
+                            &::buffa::json_helpers::ProtoJson(&self.pages),
                         )?;
                 }
                 __map.end()
@@ -7245,6 +8054,24 @@ pub mod __buffa {
             #[must_use]
             pub fn disks(&self) -> u32 {
                 self.0.reborrow().disks
+            }
+            /// See the spec: what a snapshot is compared with, how many of the disk's layers that
+            /// has, and how many layers of pages lie over the memory.
+            ///
+            /// Field 4: `base`
+            #[must_use]
+            pub fn base(&self) -> &'_ str {
+                self.0.reborrow().base
+            }
+            /// Field 5: `kept_disks`
+            #[must_use]
+            pub fn kept_disks(&self) -> u32 {
+                self.0.reborrow().kept_disks
+            }
+            /// Field 6: `pages`
+            #[must_use]
+            pub fn pages(&self) -> u32 {
+                self.0.reborrow().pages
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<BindView<'static>>>
@@ -14497,11 +15324,616 @@ pub mod __buffa {
             }
         }
         #[derive(Clone, Debug, Default)]
-        pub struct SnapshotRequestView<'a> {
-            /// Power the VM off afterwards instead of running on.
+        pub struct BakeRequestView<'a> {
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for BakeRequestView<'a> {
+            type Owned = super::super::BakeRequest;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::BakeRequest,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::BakeRequest,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::BakeRequest {
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for BakeRequestView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for BakeRequestView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for BakeRequestView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "BakeRequest";
+            const FULL_NAME: &'static str = "pando.shim.v1.BakeRequest";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.BakeRequest";
+        }
+        ::buffa::impl_default_view_instance!(BakeRequestView);
+        ::buffa::impl_view_reborrow!(BakeRequestView);
+        /** Self-contained, `'static` owned view of a `BakeRequest` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`BakeRequestView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`BakeRequestView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct BakeRequestOwnedView(::buffa::OwnedView<BakeRequestView<'static>>);
+        impl BakeRequestOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
             ///
-            /// Field 1: `stop`
-            pub stop: bool,
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BakeRequestOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BakeRequestOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::BakeRequest,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BakeRequestOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`BakeRequestView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &BakeRequestView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::BakeRequest {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<BakeRequestView<'static>>>
+        for BakeRequestOwnedView {
+            fn from(inner: ::buffa::OwnedView<BakeRequestView<'static>>) -> Self {
+                BakeRequestOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<BakeRequestOwnedView>
+        for ::buffa::OwnedView<BakeRequestView<'static>> {
+            fn from(wrapper: BakeRequestOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<BakeRequestView<'static>>>
+        for BakeRequestOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<BakeRequestView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::BakeRequest {
+            type View<'a> = BakeRequestView<'a>;
+            type ViewHandle = BakeRequestOwnedView;
+        }
+        impl ::serde::Serialize for BakeRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct BakeResponseView<'a> {
+            /// File names in the slot.
+            ///
+            /// Field 1: `memory_file`
+            pub memory_file: &'a str,
+            /// Field 2: `device_state_file`
+            pub device_state_file: &'a str,
+            /// Field 3: `disk_file`
+            pub disk_file: &'a str,
+            /// The guest did not answer the freeze in time.
+            ///
+            /// Field 4: `forced`
+            pub forced: bool,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for BakeResponseView<'a> {
+            type Owned = super::super::BakeResponse;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.memory_file = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.device_state_file = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.disk_file = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.forced = ::buffa::types::decode_bool(&mut cur)?;
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::BakeResponse,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::BakeResponse,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::BakeResponse {
+                    memory_file: self.memory_file.to_string(),
+                    device_state_file: self.device_state_file.to_string(),
+                    disk_file: self.disk_file.to_string(),
+                    forced: self.forced,
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for BakeResponseView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if !self.memory_file.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.memory_file)
+                                as u64;
+                }
+                if !self.device_state_file.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.device_state_file)
+                                as u64;
+                }
+                if !self.disk_file.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.disk_file) as u64;
+                }
+                if self.forced {
+                    size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if !self.memory_file.is_empty() {
+                    ::buffa::types::put_string_field(1u32, &self.memory_file, buf);
+                }
+                if !self.device_state_file.is_empty() {
+                    ::buffa::types::put_string_field(2u32, &self.device_state_file, buf);
+                }
+                if !self.disk_file.is_empty() {
+                    ::buffa::types::put_string_field(3u32, &self.disk_file, buf);
+                }
+                if self.forced {
+                    ::buffa::types::put_bool_field(4u32, self.forced, buf);
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for BakeResponseView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.memory_file) {
+                    __map.serialize_entry("memoryFile", self.memory_file)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(
+                    self.device_state_file,
+                ) {
+                    __map.serialize_entry("deviceStateFile", self.device_state_file)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.disk_file) {
+                    __map.serialize_entry("diskFile", self.disk_file)?;
+                }
+                if self.forced {
+                    __map.serialize_entry("forced", &self.forced)?;
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for BakeResponseView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "BakeResponse";
+            const FULL_NAME: &'static str = "pando.shim.v1.BakeResponse";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.BakeResponse";
+        }
+        ::buffa::impl_default_view_instance!(BakeResponseView);
+        ::buffa::impl_view_reborrow!(BakeResponseView);
+        /** Self-contained, `'static` owned view of a `BakeResponse` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`BakeResponseView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`BakeResponseView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct BakeResponseOwnedView(::buffa::OwnedView<BakeResponseView<'static>>);
+        impl BakeResponseOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BakeResponseOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BakeResponseOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::BakeResponse,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    BakeResponseOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`BakeResponseView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &BakeResponseView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::BakeResponse {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// File names in the slot.
+            ///
+            /// Field 1: `memory_file`
+            #[must_use]
+            pub fn memory_file(&self) -> &'_ str {
+                self.0.reborrow().memory_file
+            }
+            /// Field 2: `device_state_file`
+            #[must_use]
+            pub fn device_state_file(&self) -> &'_ str {
+                self.0.reborrow().device_state_file
+            }
+            /// Field 3: `disk_file`
+            #[must_use]
+            pub fn disk_file(&self) -> &'_ str {
+                self.0.reborrow().disk_file
+            }
+            /// The guest did not answer the freeze in time.
+            ///
+            /// Field 4: `forced`
+            #[must_use]
+            pub fn forced(&self) -> bool {
+                self.0.reborrow().forced
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<BakeResponseView<'static>>>
+        for BakeResponseOwnedView {
+            fn from(inner: ::buffa::OwnedView<BakeResponseView<'static>>) -> Self {
+                BakeResponseOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<BakeResponseOwnedView>
+        for ::buffa::OwnedView<BakeResponseView<'static>> {
+            fn from(wrapper: BakeResponseOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<BakeResponseView<'static>>>
+        for BakeResponseOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<BakeResponseView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::BakeResponse {
+            type View<'a> = BakeResponseView<'a>;
+            type ViewHandle = BakeResponseOwnedView;
+        }
+        impl ::serde::Serialize for BakeResponseOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct SnapshotRequestView<'a> {
+            /// The newest snapshot that the daemon has of this VM's past: what it was spawned from,
+            /// or the `name` of a snapshot that was taken since and kept.
+            ///
+            /// Field 1: `base`
+            pub base: &'a str,
+            /// What this one will be called, if it is kept.
+            ///
+            /// Field 2: `name`
+            pub name: &'a str,
+            /// With the memory; otherwise the disk alone, after the guest wrote it out.
+            ///
+            /// Field 3: `memory`
+            pub memory: bool,
+            /// Leave the VM stopped.
+            ///
+            /// Field 4: `hold`
+            pub hold: bool,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for SnapshotRequestView<'a> {
@@ -14543,9 +15975,30 @@ pub mod __buffa {
                     1u32 => {
                         ::buffa::encoding::check_wire_type(
                             tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.base = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.name = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
                             ::buffa::encoding::WireType::Varint,
                         )?;
-                        view.stop = ::buffa::types::decode_bool(&mut cur)?;
+                        view.memory = ::buffa::types::decode_bool(&mut cur)?;
+                    }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.hold = ::buffa::types::decode_bool(&mut cur)?;
                     }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
@@ -14576,7 +16029,10 @@ pub mod __buffa {
                 use ::buffa::alloc::string::ToString as _;
                 let _ = __buffa_src;
                 ::core::result::Result::Ok(super::super::SnapshotRequest {
-                    stop: self.stop,
+                    base: self.base.to_string(),
+                    name: self.name.to_string(),
+                    memory: self.memory,
+                    hold: self.hold,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -14591,7 +16047,16 @@ pub mod __buffa {
                 #[allow(unused_imports)]
                 use ::buffa::Enumeration as _;
                 let mut size = 0u64;
-                if self.stop {
+                if !self.base.is_empty() {
+                    size += 1u64 + ::buffa::types::string_encoded_len(&self.base) as u64;
+                }
+                if !self.name.is_empty() {
+                    size += 1u64 + ::buffa::types::string_encoded_len(&self.name) as u64;
+                }
+                if self.memory {
+                    size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
+                }
+                if self.hold {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
@@ -14605,8 +16070,17 @@ pub mod __buffa {
             ) {
                 #[allow(unused_imports)]
                 use ::buffa::Enumeration as _;
-                if self.stop {
-                    ::buffa::types::put_bool_field(1u32, self.stop, buf);
+                if !self.base.is_empty() {
+                    ::buffa::types::put_string_field(1u32, &self.base, buf);
+                }
+                if !self.name.is_empty() {
+                    ::buffa::types::put_string_field(2u32, &self.name, buf);
+                }
+                if self.memory {
+                    ::buffa::types::put_bool_field(3u32, self.memory, buf);
+                }
+                if self.hold {
+                    ::buffa::types::put_bool_field(4u32, self.hold, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -14629,8 +16103,17 @@ pub mod __buffa {
             ) -> ::core::result::Result<__S::Ok, __S::Error> {
                 use ::serde::ser::SerializeMap as _;
                 let mut __map = __s.serialize_map(::core::option::Option::None)?;
-                if self.stop {
-                    __map.serialize_entry("stop", &self.stop)?;
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.base) {
+                    __map.serialize_entry("base", self.base)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.name) {
+                    __map.serialize_entry("name", self.name)?;
+                }
+                if self.memory {
+                    __map.serialize_entry("memory", &self.memory)?;
+                }
+                if self.hold {
+                    __map.serialize_entry("hold", &self.hold)?;
                 }
                 __map.end()
             }
@@ -14727,12 +16210,34 @@ pub mod __buffa {
             pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
                 self.0.into_bytes()
             }
-            /// Power the VM off afterwards instead of running on.
+            /// The newest snapshot that the daemon has of this VM's past: what it was spawned from,
+            /// or the `name` of a snapshot that was taken since and kept.
             ///
-            /// Field 1: `stop`
+            /// Field 1: `base`
             #[must_use]
-            pub fn stop(&self) -> bool {
-                self.0.reborrow().stop
+            pub fn base(&self) -> &'_ str {
+                self.0.reborrow().base
+            }
+            /// What this one will be called, if it is kept.
+            ///
+            /// Field 2: `name`
+            #[must_use]
+            pub fn name(&self) -> &'_ str {
+                self.0.reborrow().name
+            }
+            /// With the memory; otherwise the disk alone, after the guest wrote it out.
+            ///
+            /// Field 3: `memory`
+            #[must_use]
+            pub fn memory(&self) -> bool {
+                self.0.reborrow().memory
+            }
+            /// Leave the VM stopped.
+            ///
+            /// Field 4: `hold`
+            #[must_use]
+            pub fn hold(&self) -> bool {
+                self.0.reborrow().hold
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<SnapshotRequestView<'static>>>
@@ -14767,16 +16272,16 @@ pub mod __buffa {
         }
         #[derive(Clone, Debug, Default)]
         pub struct SnapshotResponseView<'a> {
-            /// File names in the sandbox directory.
+            /// File names in the slot. Empty without the memory.
             ///
-            /// Field 1: `memory_file`
-            pub memory_file: &'a str,
+            /// Field 1: `pages_file`
+            pub pages_file: &'a str,
             /// Field 2: `device_state_file`
             pub device_state_file: &'a str,
-            /// The disk layer that was sealed.
+            /// The disk layers above those of the base, the oldest first; all are sealed.
             ///
-            /// Field 3: `disk_file`
-            pub disk_file: &'a str,
+            /// Field 3: `disk_files`
+            pub disk_files: ::buffa::RepeatedView<'a, &'a str>,
             /// Field 4: `pause_ms`
             pub pause_ms: f64,
             /// Field 5: `dirty_pages`
@@ -14787,6 +16292,10 @@ pub mod __buffa {
             ///
             /// Field 7: `forced`
             pub forced: bool,
+            /// How it was found out what changed: `written` or `compare`.
+            ///
+            /// Field 8: `method`
+            pub method: &'a str,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for SnapshotResponseView<'a> {
@@ -14830,7 +16339,7 @@ pub mod __buffa {
                             tag,
                             ::buffa::encoding::WireType::LengthDelimited,
                         )?;
-                        view.memory_file = ::buffa::types::borrow_str(&mut cur)?;
+                        view.pages_file = ::buffa::types::borrow_str(&mut cur)?;
                     }
                     2u32 => {
                         ::buffa::encoding::check_wire_type(
@@ -14838,13 +16347,6 @@ pub mod __buffa {
                             ::buffa::encoding::WireType::LengthDelimited,
                         )?;
                         view.device_state_file = ::buffa::types::borrow_str(&mut cur)?;
-                    }
-                    3u32 => {
-                        ::buffa::encoding::check_wire_type(
-                            tag,
-                            ::buffa::encoding::WireType::LengthDelimited,
-                        )?;
-                        view.disk_file = ::buffa::types::borrow_str(&mut cur)?;
                     }
                     4u32 => {
                         ::buffa::encoding::check_wire_type(
@@ -14866,6 +16368,24 @@ pub mod __buffa {
                             ::buffa::encoding::WireType::Varint,
                         )?;
                         view.forced = ::buffa::types::decode_bool(&mut cur)?;
+                    }
+                    8u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.method = ::buffa::types::borrow_str(&mut cur)?;
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let __elem = ::buffa::types::borrow_str(&mut cur)?;
+                        ctx.register_element_memory(
+                            ::buffa::__private::element_footprint(&__elem),
+                        )?;
+                        view.disk_files.push(__elem);
                     }
                     6u32 => {
                         if tag.wire_type()
@@ -14919,13 +16439,14 @@ pub mod __buffa {
                 use ::buffa::alloc::string::ToString as _;
                 let _ = __buffa_src;
                 ::core::result::Result::Ok(super::super::SnapshotResponse {
-                    memory_file: self.memory_file.to_string(),
+                    pages_file: self.pages_file.to_string(),
                     device_state_file: self.device_state_file.to_string(),
-                    disk_file: self.disk_file.to_string(),
+                    disk_files: self.disk_files.iter().map(|s| s.to_string()).collect(),
                     pause_ms: self.pause_ms,
                     dirty_pages: self.dirty_pages,
                     unfrozen_pids: self.unfrozen_pids.to_vec(),
                     forced: self.forced,
+                    method: self.method.to_string(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -14940,10 +16461,10 @@ pub mod __buffa {
                 #[allow(unused_imports)]
                 use ::buffa::Enumeration as _;
                 let mut size = 0u64;
-                if !self.memory_file.is_empty() {
+                if !self.pages_file.is_empty() {
                     size
                         += 1u64
-                            + ::buffa::types::string_encoded_len(&self.memory_file)
+                            + ::buffa::types::string_encoded_len(&self.pages_file)
                                 as u64;
                 }
                 if !self.device_state_file.is_empty() {
@@ -14952,10 +16473,8 @@ pub mod __buffa {
                             + ::buffa::types::string_encoded_len(&self.device_state_file)
                                 as u64;
                 }
-                if !self.disk_file.is_empty() {
-                    size
-                        += 1u64
-                            + ::buffa::types::string_encoded_len(&self.disk_file) as u64;
+                for v in &self.disk_files {
+                    size += 1u64 + ::buffa::types::string_encoded_len(v) as u64;
                 }
                 if self.pause_ms.to_bits() != 0u64 {
                     size += 1u64 + ::buffa::types::FIXED64_ENCODED_LEN as u64;
@@ -14979,6 +16498,11 @@ pub mod __buffa {
                 if self.forced {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
+                if !self.method.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.method) as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -14990,14 +16514,14 @@ pub mod __buffa {
             ) {
                 #[allow(unused_imports)]
                 use ::buffa::Enumeration as _;
-                if !self.memory_file.is_empty() {
-                    ::buffa::types::put_string_field(1u32, &self.memory_file, buf);
+                if !self.pages_file.is_empty() {
+                    ::buffa::types::put_string_field(1u32, &self.pages_file, buf);
                 }
                 if !self.device_state_file.is_empty() {
                     ::buffa::types::put_string_field(2u32, &self.device_state_file, buf);
                 }
-                if !self.disk_file.is_empty() {
-                    ::buffa::types::put_string_field(3u32, &self.disk_file, buf);
+                for v in &self.disk_files {
+                    ::buffa::types::put_string_field(3u32, v, buf);
                 }
                 if self.pause_ms.to_bits() != 0u64 {
                     ::buffa::types::put_double_field(4u32, self.pause_ms, buf);
@@ -15018,6 +16542,9 @@ pub mod __buffa {
                 }
                 if self.forced {
                     ::buffa::types::put_bool_field(7u32, self.forced, buf);
+                }
+                if !self.method.is_empty() {
+                    ::buffa::types::put_string_field(8u32, &self.method, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -15040,16 +16567,16 @@ pub mod __buffa {
             ) -> ::core::result::Result<__S::Ok, __S::Error> {
                 use ::serde::ser::SerializeMap as _;
                 let mut __map = __s.serialize_map(::core::option::Option::None)?;
-                if !::buffa::json_helpers::skip_if::is_empty_str(self.memory_file) {
-                    __map.serialize_entry("memoryFile", self.memory_file)?;
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.pages_file) {
+                    __map.serialize_entry("pagesFile", self.pages_file)?;
                 }
                 if !::buffa::json_helpers::skip_if::is_empty_str(
                     self.device_state_file,
                 ) {
                     __map.serialize_entry("deviceStateFile", self.device_state_file)?;
                 }
-                if !::buffa::json_helpers::skip_if::is_empty_str(self.disk_file) {
-                    __map.serialize_entry("diskFile", self.disk_file)?;
+                if !self.disk_files.is_empty() {
+                    __map.serialize_entry("diskFiles", &*self.disk_files)?;
                 }
                 if !::buffa::json_helpers::skip_if::is_zero_f64(&self.pause_ms) {
                     __map
@@ -15074,6 +16601,9 @@ pub mod __buffa {
                 }
                 if self.forced {
                     __map.serialize_entry("forced", &self.forced)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.method) {
+                    __map.serialize_entry("method", self.method)?;
                 }
                 __map.end()
             }
@@ -15170,24 +16700,24 @@ pub mod __buffa {
             pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
                 self.0.into_bytes()
             }
-            /// File names in the sandbox directory.
+            /// File names in the slot. Empty without the memory.
             ///
-            /// Field 1: `memory_file`
+            /// Field 1: `pages_file`
             #[must_use]
-            pub fn memory_file(&self) -> &'_ str {
-                self.0.reborrow().memory_file
+            pub fn pages_file(&self) -> &'_ str {
+                self.0.reborrow().pages_file
             }
             /// Field 2: `device_state_file`
             #[must_use]
             pub fn device_state_file(&self) -> &'_ str {
                 self.0.reborrow().device_state_file
             }
-            /// The disk layer that was sealed.
+            /// The disk layers above those of the base, the oldest first; all are sealed.
             ///
-            /// Field 3: `disk_file`
+            /// Field 3: `disk_files`
             #[must_use]
-            pub fn disk_file(&self) -> &'_ str {
-                self.0.reborrow().disk_file
+            pub fn disk_files(&self) -> &::buffa::RepeatedView<'_, &'_ str> {
+                &self.0.reborrow().disk_files
             }
             /// Field 4: `pause_ms`
             #[must_use]
@@ -15210,6 +16740,13 @@ pub mod __buffa {
             #[must_use]
             pub fn forced(&self) -> bool {
                 self.0.reborrow().forced
+            }
+            /// How it was found out what changed: `written` or `compare`.
+            ///
+            /// Field 8: `method`
+            #[must_use]
+            pub fn method(&self) -> &'_ str {
+                self.0.reborrow().method
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<SnapshotResponseView<'static>>>
@@ -15235,6 +16772,488 @@ pub mod __buffa {
             type ViewHandle = SnapshotResponseOwnedView;
         }
         impl ::serde::Serialize for SnapshotResponseOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct ReleaseRequestView<'a> {
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for ReleaseRequestView<'a> {
+            type Owned = super::super::ReleaseRequest;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::ReleaseRequest,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::ReleaseRequest,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::ReleaseRequest {
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for ReleaseRequestView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for ReleaseRequestView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for ReleaseRequestView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "ReleaseRequest";
+            const FULL_NAME: &'static str = "pando.shim.v1.ReleaseRequest";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ReleaseRequest";
+        }
+        ::buffa::impl_default_view_instance!(ReleaseRequestView);
+        ::buffa::impl_view_reborrow!(ReleaseRequestView);
+        /** Self-contained, `'static` owned view of a `ReleaseRequest` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`ReleaseRequestView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`ReleaseRequestView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct ReleaseRequestOwnedView(
+            ::buffa::OwnedView<ReleaseRequestView<'static>>,
+        );
+        impl ReleaseRequestOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ReleaseRequestOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ReleaseRequestOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::ReleaseRequest,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ReleaseRequestOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`ReleaseRequestView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &ReleaseRequestView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::ReleaseRequest {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<ReleaseRequestView<'static>>>
+        for ReleaseRequestOwnedView {
+            fn from(inner: ::buffa::OwnedView<ReleaseRequestView<'static>>) -> Self {
+                ReleaseRequestOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<ReleaseRequestOwnedView>
+        for ::buffa::OwnedView<ReleaseRequestView<'static>> {
+            fn from(wrapper: ReleaseRequestOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<ReleaseRequestView<'static>>>
+        for ReleaseRequestOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<ReleaseRequestView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::ReleaseRequest {
+            type View<'a> = ReleaseRequestView<'a>;
+            type ViewHandle = ReleaseRequestOwnedView;
+        }
+        impl ::serde::Serialize for ReleaseRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct ReleaseResponseView<'a> {
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for ReleaseResponseView<'a> {
+            type Owned = super::super::ReleaseResponse;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::ReleaseResponse,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::ReleaseResponse,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::ReleaseResponse {
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for ReleaseResponseView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for ReleaseResponseView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for ReleaseResponseView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "ReleaseResponse";
+            const FULL_NAME: &'static str = "pando.shim.v1.ReleaseResponse";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.ReleaseResponse";
+        }
+        ::buffa::impl_default_view_instance!(ReleaseResponseView);
+        ::buffa::impl_view_reborrow!(ReleaseResponseView);
+        /** Self-contained, `'static` owned view of a `ReleaseResponse` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`ReleaseResponseView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`ReleaseResponseView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct ReleaseResponseOwnedView(
+            ::buffa::OwnedView<ReleaseResponseView<'static>>,
+        );
+        impl ReleaseResponseOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ReleaseResponseOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ReleaseResponseOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::ReleaseResponse,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    ReleaseResponseOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`ReleaseResponseView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &ReleaseResponseView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::ReleaseResponse {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<ReleaseResponseView<'static>>>
+        for ReleaseResponseOwnedView {
+            fn from(inner: ::buffa::OwnedView<ReleaseResponseView<'static>>) -> Self {
+                ReleaseResponseOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<ReleaseResponseOwnedView>
+        for ::buffa::OwnedView<ReleaseResponseView<'static>> {
+            fn from(wrapper: ReleaseResponseOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<ReleaseResponseView<'static>>>
+        for ReleaseResponseOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<ReleaseResponseView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::ReleaseResponse {
+            type View<'a> = ReleaseResponseView<'a>;
+            type ViewHandle = ReleaseResponseOwnedView;
+        }
+        impl ::serde::Serialize for ReleaseResponseOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -15955,8 +17974,12 @@ pub mod __buffa {
         reg.register_json_any(super::__PROCESS_INFO_JSON_ANY);
         reg.register_json_any(super::__CONSOLE_REQUEST_JSON_ANY);
         reg.register_json_any(super::__CONSOLE_RESPONSE_JSON_ANY);
+        reg.register_json_any(super::__BAKE_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__BAKE_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__SNAPSHOT_REQUEST_JSON_ANY);
         reg.register_json_any(super::__SNAPSHOT_RESPONSE_JSON_ANY);
+        reg.register_json_any(super::__RELEASE_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__RELEASE_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__STOP_REQUEST_JSON_ANY);
         reg.register_json_any(super::__STOP_RESPONSE_JSON_ANY);
     }
@@ -16058,6 +18081,14 @@ pub use self::__buffa::view::ConsoleResponseView;
 #[doc(inline)]
 pub use self::__buffa::view::ConsoleResponseOwnedView;
 #[doc(inline)]
+pub use self::__buffa::view::BakeRequestView;
+#[doc(inline)]
+pub use self::__buffa::view::BakeRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::BakeResponseView;
+#[doc(inline)]
+pub use self::__buffa::view::BakeResponseOwnedView;
+#[doc(inline)]
 pub use self::__buffa::view::SnapshotRequestView;
 #[doc(inline)]
 pub use self::__buffa::view::SnapshotRequestOwnedView;
@@ -16065,6 +18096,14 @@ pub use self::__buffa::view::SnapshotRequestOwnedView;
 pub use self::__buffa::view::SnapshotResponseView;
 #[doc(inline)]
 pub use self::__buffa::view::SnapshotResponseOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::ReleaseRequestView;
+#[doc(inline)]
+pub use self::__buffa::view::ReleaseRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::ReleaseResponseView;
+#[doc(inline)]
+pub use self::__buffa::view::ReleaseResponseOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::StopRequestView;
 #[doc(inline)]
@@ -16152,6 +18191,14 @@ pub type OwnedConsoleRequestView = ::buffa::view::OwnedView<
 pub type OwnedConsoleResponseView = ::buffa::view::OwnedView<
     __buffa::view::ConsoleResponseView<'static>,
 >;
+///Shorthand for `OwnedView<BakeRequestView<'static>>`.
+pub type OwnedBakeRequestView = ::buffa::view::OwnedView<
+    __buffa::view::BakeRequestView<'static>,
+>;
+///Shorthand for `OwnedView<BakeResponseView<'static>>`.
+pub type OwnedBakeResponseView = ::buffa::view::OwnedView<
+    __buffa::view::BakeResponseView<'static>,
+>;
 ///Shorthand for `OwnedView<SnapshotRequestView<'static>>`.
 pub type OwnedSnapshotRequestView = ::buffa::view::OwnedView<
     __buffa::view::SnapshotRequestView<'static>,
@@ -16159,6 +18206,14 @@ pub type OwnedSnapshotRequestView = ::buffa::view::OwnedView<
 ///Shorthand for `OwnedView<SnapshotResponseView<'static>>`.
 pub type OwnedSnapshotResponseView = ::buffa::view::OwnedView<
     __buffa::view::SnapshotResponseView<'static>,
+>;
+///Shorthand for `OwnedView<ReleaseRequestView<'static>>`.
+pub type OwnedReleaseRequestView = ::buffa::view::OwnedView<
+    __buffa::view::ReleaseRequestView<'static>,
+>;
+///Shorthand for `OwnedView<ReleaseResponseView<'static>>`.
+pub type OwnedReleaseResponseView = ::buffa::view::OwnedView<
+    __buffa::view::ReleaseResponseView<'static>,
 >;
 ///Shorthand for `OwnedView<StopRequestView<'static>>`.
 pub type OwnedStopRequestView = ::buffa::view::OwnedView<
@@ -16450,6 +18505,37 @@ for ::buffa::view::OwnedView<__buffa::view::ConsoleResponseView<'static>> {
         )
     }
 }
+impl ::connectrpc::Encodable<BakeResponse> for __buffa::view::BakeResponseView<'_> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self, codec)
+    }
+}
+impl ::connectrpc::Encodable<BakeResponse>
+for ::buffa::view::OwnedView<__buffa::view::BakeResponseView<'static>> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self.reborrow(), codec)
+    }
+    /// An `OwnedView` still holds the buffer it was decoded from, so
+    /// its large fields can be handed to the response body by
+    /// reference count instead of copied. The bare view impl above
+    /// cannot do this: it has borrows but no buffer to name.
+    fn encode_segments(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::connectrpc::EncodedBody, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body_segments(
+            self.reborrow(),
+            self.bytes(),
+            codec,
+        )
+    }
+}
 impl ::connectrpc::Encodable<SnapshotResponse>
 for __buffa::view::SnapshotResponseView<'_> {
     fn encode(
@@ -16461,6 +18547,38 @@ for __buffa::view::SnapshotResponseView<'_> {
 }
 impl ::connectrpc::Encodable<SnapshotResponse>
 for ::buffa::view::OwnedView<__buffa::view::SnapshotResponseView<'static>> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self.reborrow(), codec)
+    }
+    /// An `OwnedView` still holds the buffer it was decoded from, so
+    /// its large fields can be handed to the response body by
+    /// reference count instead of copied. The bare view impl above
+    /// cannot do this: it has borrows but no buffer to name.
+    fn encode_segments(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::connectrpc::EncodedBody, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body_segments(
+            self.reborrow(),
+            self.bytes(),
+            codec,
+        )
+    }
+}
+impl ::connectrpc::Encodable<ReleaseResponse>
+for __buffa::view::ReleaseResponseView<'_> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self, codec)
+    }
+}
+impl ::connectrpc::Encodable<ReleaseResponse>
+for ::buffa::view::OwnedView<__buffa::view::ReleaseResponseView<'static>> {
     fn encode(
         &self,
         codec: ::connectrpc::CodecFormat,
@@ -16575,9 +18693,21 @@ pub const SHIM_CONSOLE_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         ::connectrpc::StreamType::Unary,
     )
     .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
+/// Static [`Spec`](::connectrpc::Spec) for the `Bake` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
+pub const SHIM_BAKE_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
+        "/pando.shim.v1.Shim/Bake",
+        ::connectrpc::StreamType::Unary,
+    )
+    .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
 /// Static [`Spec`](::connectrpc::Spec) for the `Snapshot` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
 pub const SHIM_SNAPSHOT_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         "/pando.shim.v1.Shim/Snapshot",
+        ::connectrpc::StreamType::Unary,
+    )
+    .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
+/// Static [`Spec`](::connectrpc::Spec) for the `Release` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
+pub const SHIM_RELEASE_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
+        "/pando.shim.v1.Shim/Release",
         ::connectrpc::StreamType::Unary,
     )
     .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
@@ -16819,8 +18949,27 @@ pub trait Shim: Send + Sync + 'static {
             impl ::connectrpc::Encodable<ConsoleResponse> + Send + use<'a, Self>,
         >,
     > + Send;
-    /// Freezes the guest, writes memory and device state into the sandbox
-    /// directory and, unless `stop`, lets it run on.
+    /// Ends a bake: freezes the guest, writes its memory and device state into the slot
+    /// and ends the VM.
+    ///
+    /// `'a` lets the response body borrow from `&self` (e.g. server-resident state).
+    ///
+    /// `request` is borrowed from the request body and is valid for the
+    /// duration of the call; message fields are read directly on it
+    /// (zero-copy). The response cannot borrow from `request` — use
+    /// `.to_owned_message()` (or copy the specific fields) for anything
+    /// returned, stored, or moved into `tokio::spawn`.
+    fn bake<'a>(
+        &'a self,
+        ctx: ::connectrpc::RequestContext,
+        request: ::connectrpc::ServiceRequest<'_, BakeRequest>,
+    ) -> impl ::std::future::Future<
+        Output = ::connectrpc::ServiceResult<
+            impl ::connectrpc::Encodable<BakeResponse> + Send + use<'a, Self>,
+        >,
+    > + Send;
+    /// Freezes the guest, writes what changed since an earlier snapshot into the slot and,
+    /// unless it is to be held, lets it run on. Whatever goes wrong, the VM runs on.
     ///
     /// `'a` lets the response body borrow from `&self` (e.g. server-resident state).
     ///
@@ -16836,6 +18985,24 @@ pub trait Shim: Send + Sync + 'static {
     ) -> impl ::std::future::Future<
         Output = ::connectrpc::ServiceResult<
             impl ::connectrpc::Encodable<SnapshotResponse> + Send + use<'a, Self>,
+        >,
+    > + Send;
+    /// Lets a VM that is held go on; one that is not is left alone.
+    ///
+    /// `'a` lets the response body borrow from `&self` (e.g. server-resident state).
+    ///
+    /// `request` is borrowed from the request body and is valid for the
+    /// duration of the call; message fields are read directly on it
+    /// (zero-copy). The response cannot borrow from `request` — use
+    /// `.to_owned_message()` (or copy the specific fields) for anything
+    /// returned, stored, or moved into `tokio::spawn`.
+    fn release<'a>(
+        &'a self,
+        ctx: ::connectrpc::RequestContext,
+        request: ::connectrpc::ServiceRequest<'_, ReleaseRequest>,
+    ) -> impl ::std::future::Future<
+        Output = ::connectrpc::ServiceResult<
+            impl ::connectrpc::Encodable<ReleaseResponse> + Send + use<'a, Self>,
         >,
     > + Send;
     /// Ends the VM and then the shim: orderly power-off, or at once.
@@ -17132,6 +19299,29 @@ impl<S: Shim> ShimExt for S {
             .with_spec(SHIM_CONSOLE_SPEC)
             .route_view(
                 SHIM_SERVICE_NAME,
+                "Bake",
+                {
+                    let svc = ::std::sync::Arc::clone(&self);
+                    ::connectrpc::view_handler_fn(move |
+                        ctx,
+                        req: ::buffa::view::OwnedView<
+                            __buffa::view::BakeRequestView<'static>,
+                        >,
+                        format|
+                    {
+                        let svc = ::std::sync::Arc::clone(&svc);
+                        async move {
+                            let sreq = ::connectrpc::ServiceRequest::<
+                                BakeRequest,
+                            >::from_parts(req.reborrow(), req.bytes());
+                            svc.bake(ctx, sreq).await?.encode::<BakeResponse>(format)
+                        }
+                    })
+                },
+            )
+            .with_spec(SHIM_BAKE_SPEC)
+            .route_view(
+                SHIM_SERVICE_NAME,
                 "Snapshot",
                 {
                     let svc = ::std::sync::Arc::clone(&self);
@@ -17155,6 +19345,31 @@ impl<S: Shim> ShimExt for S {
                 },
             )
             .with_spec(SHIM_SNAPSHOT_SPEC)
+            .route_view(
+                SHIM_SERVICE_NAME,
+                "Release",
+                {
+                    let svc = ::std::sync::Arc::clone(&self);
+                    ::connectrpc::view_handler_fn(move |
+                        ctx,
+                        req: ::buffa::view::OwnedView<
+                            __buffa::view::ReleaseRequestView<'static>,
+                        >,
+                        format|
+                    {
+                        let svc = ::std::sync::Arc::clone(&svc);
+                        async move {
+                            let sreq = ::connectrpc::ServiceRequest::<
+                                ReleaseRequest,
+                            >::from_parts(req.reborrow(), req.bytes());
+                            svc.release(ctx, sreq)
+                                .await?
+                                .encode::<ReleaseResponse>(format)
+                        }
+                    })
+                },
+            )
+            .with_spec(SHIM_RELEASE_SPEC)
             .route_view(
                 SHIM_SERVICE_NAME,
                 "Stop",
@@ -17291,10 +19506,22 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                         .with_spec(SHIM_CONSOLE_SPEC),
                 )
             }
+            "Bake" => {
+                Some(
+                    ::connectrpc::dispatcher::codegen::MethodDescriptor::unary(false)
+                        .with_spec(SHIM_BAKE_SPEC),
+                )
+            }
             "Snapshot" => {
                 Some(
                     ::connectrpc::dispatcher::codegen::MethodDescriptor::unary(false)
                         .with_spec(SHIM_SNAPSHOT_SPEC),
+                )
+            }
+            "Release" => {
+                Some(
+                    ::connectrpc::dispatcher::codegen::MethodDescriptor::unary(false)
+                        .with_spec(SHIM_RELEASE_SPEC),
                 )
             }
             "Stop" => {
@@ -17450,6 +19677,22 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                     svc.console(ctx, req).await?.encode::<ConsoleResponse>(format)
                 })
             }
+            "Bake" => {
+                let svc = ::std::sync::Arc::clone(&self.inner);
+                Box::pin(async move {
+                    let body = ::connectrpc::dispatcher::codegen::request_proto_bytes::<
+                        BakeRequest,
+                    >(request.encoded()?, format)?;
+                    let req: __buffa::view::BakeRequestView<'_> = ::connectrpc::dispatcher::codegen::decode_borrowed_request_view(
+                        &body,
+                        ctx.decode_options(),
+                    )?;
+                    let req = ::connectrpc::ServiceRequest::<
+                        BakeRequest,
+                    >::from_parts(&req, &body);
+                    svc.bake(ctx, req).await?.encode::<BakeResponse>(format)
+                })
+            }
             "Snapshot" => {
                 let svc = ::std::sync::Arc::clone(&self.inner);
                 Box::pin(async move {
@@ -17464,6 +19707,22 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                         SnapshotRequest,
                     >::from_parts(&req, &body);
                     svc.snapshot(ctx, req).await?.encode::<SnapshotResponse>(format)
+                })
+            }
+            "Release" => {
+                let svc = ::std::sync::Arc::clone(&self.inner);
+                Box::pin(async move {
+                    let body = ::connectrpc::dispatcher::codegen::request_proto_bytes::<
+                        ReleaseRequest,
+                    >(request.encoded()?, format)?;
+                    let req: __buffa::view::ReleaseRequestView<'_> = ::connectrpc::dispatcher::codegen::decode_borrowed_request_view(
+                        &body,
+                        ctx.decode_options(),
+                    )?;
+                    let req = ::connectrpc::ServiceRequest::<
+                        ReleaseRequest,
+                    >::from_parts(&req, &body);
+                    svc.release(ctx, req).await?.encode::<ReleaseResponse>(format)
                 })
             }
             "Stop" => {
@@ -17998,6 +20257,39 @@ where
             )
             .await
     }
+    /// Call the Bake RPC. Sends a request to /pando.shim.v1.Shim/Bake.
+    pub async fn bake(
+        &self,
+        request: BakeRequest,
+    ) -> Result<
+        ::connectrpc::client::UnaryResponse<
+            ::buffa::view::OwnedView<__buffa::view::BakeResponseView<'static>>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        self.bake_with_options(request, ::connectrpc::client::CallOptions::default())
+            .await
+    }
+    /// Call the Bake RPC with explicit per-call options. Options override [`ClientConfig`](::connectrpc::client::ClientConfig) defaults.
+    pub async fn bake_with_options(
+        &self,
+        request: BakeRequest,
+        options: ::connectrpc::client::CallOptions,
+    ) -> Result<
+        ::connectrpc::client::UnaryResponse<
+            ::buffa::view::OwnedView<__buffa::view::BakeResponseView<'static>>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        ::connectrpc::client::call_unary(
+                &self.transport,
+                &self.config,
+                SHIM_BAKE_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
+                request,
+                options,
+            )
+            .await
+    }
     /// Call the Snapshot RPC. Sends a request to /pando.shim.v1.Shim/Snapshot.
     pub async fn snapshot(
         &self,
@@ -18026,6 +20318,39 @@ where
                 &self.transport,
                 &self.config,
                 SHIM_SNAPSHOT_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
+                request,
+                options,
+            )
+            .await
+    }
+    /// Call the Release RPC. Sends a request to /pando.shim.v1.Shim/Release.
+    pub async fn release(
+        &self,
+        request: ReleaseRequest,
+    ) -> Result<
+        ::connectrpc::client::UnaryResponse<
+            ::buffa::view::OwnedView<__buffa::view::ReleaseResponseView<'static>>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        self.release_with_options(request, ::connectrpc::client::CallOptions::default())
+            .await
+    }
+    /// Call the Release RPC with explicit per-call options. Options override [`ClientConfig`](::connectrpc::client::ClientConfig) defaults.
+    pub async fn release_with_options(
+        &self,
+        request: ReleaseRequest,
+        options: ::connectrpc::client::CallOptions,
+    ) -> Result<
+        ::connectrpc::client::UnaryResponse<
+            ::buffa::view::OwnedView<__buffa::view::ReleaseResponseView<'static>>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        ::connectrpc::client::call_unary(
+                &self.transport,
+                &self.config,
+                SHIM_RELEASE_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
                 request,
                 options,
             )
