@@ -250,6 +250,7 @@ impl Machine {
                     reason: "the spec says so",
                 }
             },
+            preload: None,
             tb_size_mib: TB_SIZE_MIB,
         };
         Ok((config, (ctl, data), nic.into()))

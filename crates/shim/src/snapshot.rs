@@ -4,10 +4,14 @@ use crate::error_chain::error_chain;
 use crate::machine::{Machine, Running, make_overlay};
 use crate::spec;
 use connectrpc::ConnectError;
-use pando_vmm::memory_image::{ARENA_BYTES, seal_cold};
-use pando_vmm::{MemoryImage, MemoryImageError, Vmm as _};
+use pando_sys::file::{share_or_copy, write_sparse};
+use pando_vmm::capture::ARENA_BYTES;
+use pando_vmm::memory_image::seal_cold;
+use pando_vmm::{Arena, CaptureError, Captured, ChangeTracker, Vmm as _};
 use pando_wire::guest::Frozen;
 use pando_wire::shim::{SnapshotRequest, SnapshotResponse};
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,7 +66,7 @@ pub(crate) async fn take(
         .map_err(|error| failed(&error))?;
     let captured = match prepared {
         None => None,
-        Some(image) => Some(capture(running, image).await?),
+        Some(prepared) => Some(capture(running, prepared).await?),
     };
     if let Some(overlay) = overlay {
         running
@@ -84,8 +88,9 @@ pub(crate) async fn take(
     }
     let pause = paused.elapsed();
     let dirty_pages = match captured {
-        Some((image, pages)) => {
-            blocking(move || image.finish().map(drop)).await?;
+        Some((image, captured)) => {
+            let pages = captured.pages;
+            blocking(move || image.finish(&captured)).await?;
             pages
         }
         None => {
@@ -141,25 +146,54 @@ fn answer<E>(
     }
 }
 
+/// A memory file in the making: the parent's, with what the VM wrote laid over it.
+struct Image {
+    file: File,
+    arena: Arena,
+    /// Set in the pause.
+    tracker: Option<ChangeTracker>,
+}
+
+impl Image {
+    fn finish(mut self, captured: &Captured) -> Result<(), CaptureError> {
+        if let Some(tracker) = &mut self.tracker {
+            let write = &mut |offset, bytes: &[u8]| write_sparse(&self.file, offset, bytes);
+            tracker.emit(captured, &self.arena, write)?;
+        }
+        self.file.sync_all().map_err(CaptureError::Keep)
+    }
+}
+
 /// Copies the parent's memory beside it, before the pause.
-async fn prepare(machine: &Machine, names: &Names) -> Result<MemoryImage, ConnectError> {
+async fn prepare(machine: &Machine, names: &Names) -> Result<Image, ConnectError> {
     let slot = machine.slot();
     let target = slot.join(&names.memory);
-    blocking(move || MemoryImage::prepare(&slot.join(spec::MEMORY), &target, ARENA_BYTES)).await
+    let start = move || -> io::Result<Image> {
+        let base = File::open(slot.join(spec::MEMORY))?;
+        let file = File::create_new(&target)?;
+        share_or_copy(&base, &file)?;
+        Ok(Image {
+            file,
+            arena: Arena::faulted_in(ARENA_BYTES),
+            tracker: None,
+        })
+    };
+    blocking(start).await
 }
 
 /// Copies the private pages, inside the pause.
-async fn capture(
-    running: &Running,
-    mut image: MemoryImage,
-) -> Result<(MemoryImage, u64), ConnectError> {
+async fn capture(running: &Running, mut image: Image) -> Result<(Image, Captured), ConnectError> {
     let memory = running
         .qemu
         .guest_memory()
         .map_err(|error| ConnectError::internal(error_chain(&error)))?;
     blocking(move || {
-        let stats = image.capture(&memory)?;
-        Ok::<_, MemoryImageError>((image, stats.private_pages()))
+        // All private pages, since the file begins as the one that the VM was spawned from.
+        let mut tracker = ChangeTracker::comparing(memory);
+        let write = &mut |offset, bytes: &[u8]| write_sparse(&image.file, offset, bytes);
+        let captured = tracker.capture(&mut image.arena, write)?;
+        image.tracker = Some(tracker);
+        Ok::<_, CaptureError>((image, captured))
     })
     .await
 }

@@ -253,4 +253,32 @@ mod tests {
         assert!(program.instructions.len() <= usize::from(u16::MAX).min(4096));
         assert!(program.instructions.len() > 100);
     }
+
+    /// The error of `userfaultfd` with these flags on a thread in the jail.
+    fn userfaultfd(flags: libc::c_long) -> Option<i32> {
+        let call = move || {
+            let program = Program::vmm().unwrap();
+            seccompiler::apply_filter(program.instructions()).unwrap();
+            // SAFETY: a number and flags; no memory is passed.
+            let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+            let error = std::io::Error::last_os_error();
+            if descriptor < 0 {
+                return error.raw_os_error();
+            }
+            // SAFETY: opened above, and nobody else knows it.
+            unsafe { libc::close(descriptor as libc::c_int) };
+            None
+        };
+        std::thread::spawn(call).join().unwrap()
+    }
+
+    #[test]
+    fn faults_of_user_code_may_be_tracked_and_those_of_the_kernel_may_not() {
+        let flags = libc::c_long::from(libc::O_CLOEXEC | libc::O_NONBLOCK);
+        assert_eq!(userfaultfd(flags), Some(libc::EPERM));
+        assert_ne!(
+            userfaultfd(flags | USERFAULTFD_USER_MODE_ONLY as libc::c_long),
+            Some(libc::EPERM)
+        );
+    }
 }
