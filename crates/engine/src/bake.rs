@@ -163,6 +163,7 @@ impl Bakery {
             machine_id: crate::ids::machine_id(id),
             env: BTreeMap::new(),
             slot: None,
+            preload: self.starter.preload.clone(),
             jail: self.starter.jail,
         }
     }

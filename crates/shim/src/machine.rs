@@ -250,7 +250,7 @@ impl Machine {
                     reason: "the spec says so",
                 }
             },
-            preload: None,
+            preload: spec.preload.clone(),
             tb_size_mib: TB_SIZE_MIB,
         };
         Ok((config, (ctl, data), nic.into()))

@@ -8,6 +8,7 @@ use crate::config::{Config, SettingKey};
 use crate::daemon_log::{RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
+use crate::preload::PRELOAD;
 use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
@@ -137,6 +138,7 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         },
         shim_program: std::env::current_exe().context("cannot find this program's file")?,
         agent: agent::agent()?,
+        preload: PRELOAD,
         pool: pool_config(config)?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
@@ -350,6 +352,14 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
     checks.push(match agent::agent() {
         Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),
         Err(error) => Check::new("agent", Outcome::Failed, error.to_string()),
+    });
+    checks.push(match PRELOAD.len() {
+        0 => Check::new(
+            "preload",
+            Outcome::Warning,
+            "this `pando` was built without the library for QEMU: snapshots of running sandboxes take longer",
+        ),
+        bytes => Check::new("preload", Outcome::Ok, output::bytes(bytes as u64)),
     });
     checks
 }
