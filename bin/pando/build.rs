@@ -1,33 +1,39 @@
-//! Puts the guest agent where `include_bytes!` finds it: `OUT_DIR/pando-agent`.
+//! Puts the guest agent and the library for QEMU where `include_bytes!` finds them:
+//! `OUT_DIR/pando-agent` and `OUT_DIR/preload.so`.
 //!
-//! The agent is another program with its own profile and target, so this script
-//! does not build it: `cargo xtask build` does, and sets `PANDO_AGENT`. Without
-//! it (a plain `cargo check`, an editor) the last one built is taken, or else an
-//! empty file, with which `pando` says what is missing as soon as it needs it.
+//! Both have their own profile and target, so this script does not build them:
+//! `cargo xtask build` does, and sets `PANDO_AGENT` and `PANDO_PRELOAD`. Without
+//! these (a plain `cargo check`, an editor) the last ones built are taken, or else
+//! empty files. Without the agent `pando` says what is missing as soon as it needs it;
+//! without the library it does without.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// Below cargo's target folder.
-const BUILT_AGENT: &str = "x86_64-unknown-linux-gnu/agent/pando-agent";
+const BUILT: &str = "x86_64-unknown-linux-gnu/agent";
 
 fn main() {
-    let variable = |name: &str| env::var_os(name).map(PathBuf::from);
-    let out = variable("OUT_DIR").expect("cargo sets OUT_DIR");
-    println!("cargo::rerun-if-env-changed=PANDO_AGENT");
     println!("cargo::rerun-if-changed=build.rs");
+    embed("PANDO_AGENT", "pando-agent", "pando-agent");
+    embed("PANDO_PRELOAD", "libpando_preload.so", "preload.so");
+}
 
-    let named = variable("PANDO_AGENT");
-    let built = target_dir(&out).map(|target| target.join(BUILT_AGENT));
-    let agent = named.or(built).filter(|path| path.is_file());
-    let content = match &agent {
+/// Copies the file that the variable names, or else the one that was `built`.
+fn embed(variable: &str, built: &str, embedded: &str) {
+    println!("cargo::rerun-if-env-changed={variable}");
+    let path = |name: &str| env::var_os(name).map(PathBuf::from);
+    let out = path("OUT_DIR").expect("cargo sets OUT_DIR");
+    let built = target_dir(&out).map(|target| target.join(BUILT).join(built));
+    let found = path(variable).or(built).filter(|path| path.is_file());
+    let content = match &found {
         Some(path) => {
             println!("cargo::rerun-if-changed={}", path.display());
-            fs::read(path).expect("the agent can be read")
+            fs::read(path).expect("what was built can be read")
         }
         None => Vec::new(),
     };
-    fs::write(out.join("pando-agent"), content).expect("OUT_DIR can be written");
+    fs::write(out.join(embedded), content).expect("OUT_DIR can be written");
 }
 
 /// `OUT_DIR` is `TARGET/PROFILE/build/PACKAGE-HASH/out`.

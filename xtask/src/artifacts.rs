@@ -1,4 +1,5 @@
-//! Building what is installed: the guest agent, then `pando` with the agent inside.
+//! Building what is installed: the guest agent and the library for QEMU, then `pando` with
+//! both inside.
 
 use crate::steps::Steps;
 use anyhow::{Context as _, Result, bail};
@@ -6,12 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// The guest: a static program for this, whatever libc the host has.
+/// The guest: a static program for this, whatever libc the host has. And Debian's QEMU.
 const AGENT_TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds both in order; a repeated build takes a second.
+/// Builds all in order; a repeated build takes a second.
 pub(crate) fn build_all(steps: &Steps, root: &Path) -> Result<()> {
     steps.step("building the guest agent", || build_agent(steps, root))?;
+    steps.step("building the library for QEMU", || {
+        build_preload(steps, root)
+    })?;
     steps.step("building `pando`", || build_pando(steps, root))?;
     Ok(())
 }
@@ -61,6 +65,22 @@ pub(crate) fn agent_path(root: &Path) -> PathBuf {
         .join("agent/pando-agent")
 }
 
+/// The library for QEMU, where `bin/pando/build.rs` looks for it.
+pub(crate) fn preload_path(root: &Path) -> PathBuf {
+    target_dir(root)
+        .join(AGENT_TARGET)
+        .join("agent/libpando_preload.so")
+}
+
+/// Builds the library: for the libc that QEMU uses, so not static, but as small as the agent.
+pub(crate) fn build_preload(steps: &Steps, root: &Path) -> Result<()> {
+    let mut build = cargo(root);
+    build.args(["rustc", "--profile", "agent", "--package", "pando-preload"]);
+    // Without the form for tests, which would keep all of the standard library in it.
+    build.args(["--lib", "--crate-type", "cdylib", "--target", AGENT_TARGET]);
+    steps.run(&mut build)
+}
+
 /// Builds the agent: static, so that it runs before there is a root.
 pub(crate) fn build_agent(steps: &Steps, root: &Path) -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
@@ -79,6 +99,7 @@ pub(crate) fn build_pando(steps: &Steps, root: &Path) -> Result<bool> {
     let mut build = cargo(root);
     build.args(["build", "--release", "--package", "pando"]);
     build.env("PANDO_AGENT", agent_path(root));
+    build.env("PANDO_PRELOAD", preload_path(root));
     steps.run(&mut build)?;
     let after = modified(&pando_path(root));
     after

@@ -45,7 +45,7 @@ enum Task {
         #[arg(long)]
         yes: bool,
     },
-    /// Build `target/release/pando` with the guest agent inside
+    /// Build `target/release/pando` with the guest agent and the library for QEMU inside
     Build,
     /// Make the base image in the cache where `pando` looks for it
     Image {

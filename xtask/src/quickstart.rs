@@ -86,6 +86,11 @@ fn build_side_by_side(steps: &Steps, root: &Path, host_ca: bool) -> Result<bool>
             .step("building the guest agent", || {
                 artifacts::build_agent(steps, root)
             })
+            .and_then(|()| {
+                steps.step("building the library for QEMU", || {
+                    artifacts::build_preload(steps, root)
+                })
+            })
             .and_then(|()| steps.step("building `pando`", || artifacts::build_pando(steps, root)));
         // Both are waited for: a failure of one must not leave the other half done.
         let image = image

@@ -1,8 +1,8 @@
 //! `make test`: everything that CI checks, on any machine.
 //!
 //! ```text
-//!   packages ─┬─ base image (network, dpkg) ─────────────────────┬─ e2e tests: real daemon, real guests
-//!             └─ fmt, codegen, agent, clippy, deny, unit, pando ─┘      then, alone: pando bench --check
+//!   packages ─┬─ base image (network, dpkg) ──────────────────────────────┬─ e2e tests: real daemon, real guests
+//!             └─ fmt, codegen, agent, preload, clippy, deny, unit, pando ─┘      then, alone: pando bench --check
 //! ```
 
 use crate::packages::{self, Purpose};
@@ -63,7 +63,8 @@ fn check(steps: &Steps, root: &Path) -> Result<()> {
         let mut command = artifacts::cargo(root);
         command
             .args(arguments)
-            .env("PANDO_AGENT", artifacts::agent_path(root));
+            .env("PANDO_AGENT", artifacts::agent_path(root))
+            .env("PANDO_PRELOAD", artifacts::preload_path(root));
         command
     };
     steps.step("formatting", || {
@@ -75,6 +76,9 @@ fn check(steps: &Steps, root: &Path) -> Result<()> {
     steps.step("licences, bans, sources", || deny::check(steps, root))?;
     steps.step("building the guest agent", || {
         artifacts::build_agent(steps, root)
+    })?;
+    steps.step("building the library for QEMU", || {
+        artifacts::build_preload(steps, root)
     })?;
     let clippy = [
         "clippy",
@@ -97,6 +101,7 @@ fn check(steps: &Steps, root: &Path) -> Result<()> {
 fn e2e(steps: &Steps, root: &Path, full: bool) -> Result<u32> {
     let mut command = artifacts::cargo(root);
     command.env("PANDO_AGENT", artifacts::agent_path(root));
+    command.env("PANDO_PRELOAD", artifacts::preload_path(root));
     command.env("PANDO_BIN", artifacts::pando_path(root));
     if full {
         command.env("PANDO_TEST_FULL", "1");

@@ -27,6 +27,7 @@ pub(crate) enum SettingKey {
     DebianMirror,
     Warm,
     ReserveMib,
+    MaterializedMib,
     Log,
 }
 
@@ -76,11 +77,12 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
     setting(SettingKey::Warm, ("warm", "PANDO_WARM"), "`auto`: 2 to 8, as many as were asked for within a minute", "Clones that wait ready, for each template and size in use; 0: none. They leave the host the memory of `reserve_mib`."),
     setting(SettingKey::ReserveMib, ("reserve_mib", "PANDO_RESERVE_MIB"), "an eighth of the host's memory, 512 to 8192", "Memory in MiB that waiting clones leave free; below it they are given up."),
+    setting(SettingKey::MaterializedMib, ("materialized_mib", "PANDO_MATERIALIZED_MIB"), "4096", "The most, in MiB, that memories may take which were put together from snapshots' layers to be mapped. What was of use longest ago goes first."),
     setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
 ];
 
 /// Settings that may be numbers in the configuration file.
-const NUMBERS: [&str; 2] = ["warm", "reserve_mib"];
+const NUMBERS: [&str; 3] = ["warm", "reserve_mib", "materialized_mib"];
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,6 +293,7 @@ fn default_of(
         SettingKey::Accel | SettingKey::Warm => "auto".to_owned(),
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
         SettingKey::Log => "info".to_owned(),
+        SettingKey::MaterializedMib => "4096".to_owned(),
         // `url` follows `listen`, which comes later in the table; see `url`.
         SettingKey::Url
         | SettingKey::ApiKey

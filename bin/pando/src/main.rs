@@ -11,6 +11,7 @@ mod daemon_log;
 mod exit;
 mod follow;
 mod output;
+mod preload;
 mod stdio;
 mod terminal;
 

@@ -7,6 +7,7 @@ use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess};
 use crate::spawn::last_words;
 use pando_types::SandboxState;
+use pando_wire::shim::ReleaseRequest;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ impl Engine {
             self.inner.sandboxes.insert(Arc::clone(&entry));
             self.adopt(&entry).await?;
         }
+        self.sweep_snapshots().await?;
         let dirs = self.inner.dirs.clone();
         let on_disk = self.blocking(move |_| dirs.list()).await?;
         for id in on_disk.into_iter().filter(|id| !known.contains(id)) {
@@ -39,11 +41,25 @@ impl Engine {
         Ok(())
     }
 
+    /// Removes snapshots that have no row and hold no paused sandbox: nobody was told of them.
+    async fn sweep_snapshots(&self) -> Result<(), EngineError> {
+        let paused = self.inner.sandboxes.paused_in();
+        self.blocking(move |inner| {
+            for key in inner.snapshots.keys()? {
+                if !inner.kept.has(&key) && !paused.contains(&key) {
+                    inner.snapshots.remove(&key)?;
+                }
+            }
+            Ok::<_, pando_store::StoreError>(())
+        })
+        .await
+    }
+
     async fn adopt(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         let row = entry.row();
         let dir = self.dir_of(entry);
         let shim = match row.state {
-            SandboxState::Stopped | SandboxState::Failed => None,
+            SandboxState::Stopped | SandboxState::Failed | SandboxState::Paused => None,
             _ => Shim::find(&dir).await.map(Arc::new),
         };
         let found = match (&shim, last_words(&dir)) {
@@ -54,6 +70,12 @@ impl Engine {
         };
         match lifecycle::adopt(row.state, row.started_at.is_some(), found) {
             Adoption::Keep(SandboxState::Running) => self.keep(entry, shim).await,
+            Adoption::Keep(SandboxState::Paused) => {
+                // The daemon that paused it may have died in between.
+                self.end_shim(entry).await;
+                self.empty_home(entry).await;
+                Ok(())
+            }
             Adoption::Keep(_) => Ok(()),
             Adoption::Discard => self.erase(entry, "its creation was cut off").await,
             Adoption::Off(reason) => self.write_end(entry, SandboxState::Stopped, reason).await,
@@ -76,6 +98,8 @@ impl Engine {
                 .await;
         };
         entry.set_shim(Some(Arc::clone(&shim)));
+        // A pause that came to nothing leaves it standing still.
+        drop(shim.client.rpc.release(ReleaseRequest::default()).await);
         if entry.state() != SandboxState::Running {
             let ready = shim.ready().await?;
             if ready.state != pando_wire::shim::State::STATE_RUNNING {

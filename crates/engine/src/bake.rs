@@ -37,6 +37,10 @@ const WARM_UP: [&[&str]; 3] = [
 /// Of each. Python's first start takes a second without KVM on an idle machine.
 const WARM_UP_TIMEOUT_MS: u64 = 30_000;
 
+/// How far apart two measurements of one host's clock rate are, at most; a guest that is told
+/// a rate that is wrong by as much is 0.3 % off.
+const TSC_TOLERANCE_KHZ: u64 = 10_000;
+
 /// Where bakes come from and go to.
 #[derive(Debug)]
 pub(crate) struct Bakery {
@@ -111,32 +115,65 @@ impl Bakery {
 
     /// The key of all snapshots that a waiting VMM of this size fits.
     fn shape(&self, ingredients: &Ingredients) -> String {
+        Self::shape_of(self.machine(ingredients))
+    }
+
+    /// The same, of what a snapshot is tied to.
+    pub(crate) fn shape_of(machine: Machine) -> String {
         let machine = Machine {
             tsc_khz: 0,
             kernel: String::new(),
             initrd: String::new(),
-            ..self.machine(ingredients)
+            ..machine
         };
         blake3::hash(format!("{machine:?}").as_bytes()).to_hex()[..40].to_owned()
     }
 
     /// What a bake on this host is tied to.
     pub(crate) fn machine(&self, ingredients: &Ingredients) -> Machine {
+        Machine {
+            kernel: ingredients.base.content_hash.clone(),
+            initrd: ingredients.initrd.content_hash.clone(),
+            ..self.host_machine(ingredients.size)
+        }
+    }
+
+    /// What this host runs, without a kernel.
+    fn host_machine(&self, size: Size) -> Machine {
         let host = &self.host;
-        let identity =
-            machine_identity(&host.qemu, host.accelerator, host.tsc_khz, ingredients.size);
+        let identity = machine_identity(&host.qemu, host.accelerator, host.tsc_khz, size);
         Machine {
             vmm: identity.vmm,
             machine: identity.machine,
             accelerator: identity.accelerator.to_string(),
             cpu_model: identity.cpu_model,
             tsc_khz: identity.tsc_khz.unwrap_or(0).into(),
-            cpus: ingredients.size.cpus(),
-            memory_mib: ingredients.size.memory_mib(),
+            cpus: size.cpus(),
+            memory_mib: size.memory_mib(),
             devices: identity.devices,
-            kernel: ingredients.base.content_hash.clone(),
-            initrd: ingredients.initrd.content_hash.clone(),
+            kernel: String::new(),
+            initrd: String::new(),
         }
+    }
+
+    /// In what a saved machine differs from what this host runs, for a person; empty where
+    /// it can go on here.
+    pub(crate) fn differences(&self, machine: &Machine) -> Vec<String> {
+        let size = match Size::new(machine.cpus, machine.memory_mib) {
+            Ok(size) => size,
+            Err(error) => return vec![error.to_string()],
+        };
+        let host = self.host_machine(size);
+        // Measured anew at each start of the daemon, it differs in its last digits.
+        let close = host.tsc_khz.abs_diff(machine.tsc_khz) <= TSC_TOLERANCE_KHZ;
+        let host = Machine {
+            // Kernel and agent are in the memory.
+            kernel: machine.kernel.clone(),
+            initrd: machine.initrd.clone(),
+            tsc_khz: if close { machine.tsc_khz } else { host.tsc_khz },
+            ..host
+        };
+        machine.differences(&host)
     }
 
     /// What a shim of this size is told, but for whose it is.
@@ -159,6 +196,7 @@ impl Bakery {
             machine_id: crate::ids::machine_id(id),
             env: BTreeMap::new(),
             slot: None,
+            preload: self.starter.preload.clone(),
             jail: self.starter.jail,
         }
     }
@@ -339,7 +377,7 @@ impl Oven {
         let plan = Plan {
             begin: match kind {
                 SavedState::Ready => Begin::BakeReady,
-                SavedState::PreMount => Begin::BakePreMount,
+                _ => Begin::BakePreMount,
             },
             machine: bakery.machine(ingredients),
             disks: DISKS_OF_A_BOOT,

@@ -42,6 +42,9 @@ pub struct EngineConfig {
     pub shim_program: PathBuf,
     /// The guest agent's program.
     pub agent: &'static [u8],
+    /// The library of `crates/preload` for QEMU; empty where there is none, which makes
+    /// snapshots of running sandboxes slower.
+    pub preload: &'static [u8],
     /// Where Debian packages come from; `None` is the host's own mirror.
     pub debian_mirror: Option<String>,
     /// How much is done ahead of requests.
@@ -426,9 +429,14 @@ impl Inner {
         let snapshots = Snapshots::open(&layout.join("snapshots"), &verified)?;
         let materialized = materialized(&config, &host)?;
         let bakes = bakes_dir(&config);
+        let preload = preload(&config).map_err(|source| OpenError::Directory {
+            path: config.state_dir.join(LAYOUT),
+            source,
+        })?;
         let starter = ShimStarter {
             program,
             qemu: config.qemu.clone(),
+            preload,
             jail: config.jail,
         };
         let bakery = Bakery {
@@ -514,6 +522,21 @@ fn materialized(config: &EngineConfig, host: &Host) -> Result<Materialized, Open
     let limit = config.materialized_mib << 20;
     let opened = Materialized::open(&dir, &host.boot_id, limit);
     opened.map_err(|source| OpenError::Directory { path: dir, source })
+}
+
+/// Puts the library for QEMU into the state directory, whose layout is there, and returns
+/// where it is. The loader looks from another directory, hence the absolute path.
+fn preload(config: &EngineConfig) -> io::Result<Option<PathBuf>> {
+    if config.preload.is_empty() {
+        return Ok(None);
+    }
+    let directory = std::path::absolute(config.state_dir.join(LAYOUT))?;
+    let (library, fresh) = (directory.join("preload.so"), directory.join("preload.new"));
+    // A QEMU may have the old one mapped: it is replaced, never written.
+    fs::write(&fresh, config.preload)?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o644))?;
+    fs::rename(&fresh, &library)?;
+    Ok(Some(library))
 }
 
 /// One daemon per state directory: the lock goes with the process, however it ends.

@@ -3,16 +3,18 @@
 //! ```text
 //!            create                 start
 //!              |                      |
-//!              v                      v
-//!          creating --- ready --> running --- stop ---> stopping
-//!              |                   |   |                    |
-//!        spawn failed    VM died   |   |  guest powered off |
-//!        (row removed)             v   +-------+            | off
-//!                               failed         v            v
-//!                                  \------> stopped <-------+
-//!                                   start: creating again
+//!              v                      v          pause
+//!          creating --- ready --> running ------------------> paused
+//!              |                   |   |  ^------- resume ------/
+//!        spawn failed    VM died   |   |  +------- stop ---> stopping
+//!        (row removed)             |   |  guest powered off     | off
+//!                                  v   +----------+             |
+//!                               failed            v             v
+//!                                  \----------> stopped <-------+
+//!                                    start: creating again
 //! ```
-//! `remove` is legal everywhere and ends everything.
+//! `remove` is legal everywhere and ends everything. A rollback makes a sandbox that runs,
+//! is paused, is off or failed a running one. Snapshots and forks leave a sandbox as it is.
 
 use pando_types::SandboxState;
 
@@ -25,13 +27,33 @@ pub(crate) enum Operation {
     Stop,
     /// Spawn again on the kept disk.
     Start,
+    /// Keep the present state.
+    Snapshot,
+    /// Make running children.
+    Fork,
+    /// Go back to a kept state.
+    RollBack,
+    /// To disk, memory included.
+    Pause,
+    /// Go on from there.
+    Resume,
     /// Destroy.
     Remove,
 }
 
 impl Operation {
     #[cfg(test)]
-    const ALL: [Self; 4] = [Self::Use, Self::Stop, Self::Start, Self::Remove];
+    const ALL: [Self; 9] = [
+        Self::Use,
+        Self::Stop,
+        Self::Start,
+        Self::Snapshot,
+        Self::Fork,
+        Self::RollBack,
+        Self::Pause,
+        Self::Resume,
+        Self::Remove,
+    ];
 
     /// For the sentence "sandbox X is stopped: cannot …".
     pub(crate) fn verb(self) -> &'static str {
@@ -39,6 +61,11 @@ impl Operation {
             Self::Use => "use it",
             Self::Stop => "stop it",
             Self::Start => "start it",
+            Self::Snapshot => "take a snapshot of it",
+            Self::Fork => "fork it",
+            Self::RollBack => "roll it back",
+            Self::Pause => "pause it",
+            Self::Resume => "resume it",
             Self::Remove => "remove it",
         }
     }
@@ -48,7 +75,15 @@ impl Operation {
 pub(crate) fn allows(state: SandboxState, operation: Operation) -> bool {
     use SandboxState as S;
     match operation {
-        Operation::Use | Operation::Stop => state == S::Running,
+        Operation::Use
+        | Operation::Stop
+        | Operation::Snapshot
+        | Operation::Fork
+        | Operation::Pause => state == S::Running,
+        Operation::Resume => state == S::Paused,
+        Operation::RollBack => {
+            matches!(state, S::Running | S::Paused | S::Stopped | S::Failed)
+        }
         Operation::Start => matches!(state, S::Stopped | S::Failed),
         Operation::Remove => true,
     }
@@ -85,7 +120,7 @@ pub(crate) enum Adoption {
 pub(crate) fn adopt(state: SandboxState, ever_ran: bool, found: Found) -> Adoption {
     use SandboxState as S;
     match (state, found) {
-        (S::Stopped | S::Failed, _) => Adoption::Keep(state),
+        (S::Stopped | S::Failed | S::Paused, _) => Adoption::Keep(state),
         (S::Creating, _) if !ever_ran => Adoption::Discard,
         (_, Found::Answers) => Adoption::Keep(S::Running),
         (_, Found::PoweredOff) => Adoption::Off("the guest powered itself off"),
@@ -110,7 +145,16 @@ mod tests {
             // Never both: a sandbox is either on or off.
             assert!(!(allows(state, Operation::Stop) && allows(state, Operation::Start)));
         }
-        assert_eq!(Operation::ALL.len(), 4);
+        for operation in Operation::ALL {
+            let somewhere = SandboxState::ALL
+                .into_iter()
+                .any(|state| allows(state, operation));
+            assert!(somewhere, "{operation:?}");
+            assert!(
+                !allows(SandboxState::Creating, operation) || operation == Operation::Remove,
+                "{operation:?}"
+            );
+        }
     }
 
     #[test]

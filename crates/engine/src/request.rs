@@ -21,7 +21,7 @@ pub struct Caller {
 pub type SandboxRef = String;
 
 /// Make a sandbox; returns when it answers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct CreateSandbox {
     /// What to spawn from; `None` is the template `base`.
     pub template: Option<TemplateRef>,

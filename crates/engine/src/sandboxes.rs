@@ -7,7 +7,7 @@ use crate::shims::Shim;
 use pando_store::SandboxRow;
 use pando_types::{Isolation, SandboxId, SandboxState, Size, is_id_shaped};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Characters of a shortened id: fewer would fit by accident.
@@ -202,6 +202,13 @@ impl Sandboxes {
             (Some(_), Some(_)) => Err(EngineError::Ambiguous(reference.to_owned())),
             (None, _) => Err(not_found()),
         }
+    }
+
+    /// The snapshots that hold paused sandboxes.
+    pub(crate) fn paused_in(&self) -> BTreeSet<String> {
+        let entries = self.lock();
+        let held = entries.values().filter_map(|entry| entry.row().paused_in);
+        held.collect()
     }
 
     /// Whether one of the caller's sandboxes has this name.

@@ -31,6 +31,8 @@ pub(crate) struct ShimStarter {
     pub(crate) program: PathBuf,
     /// The VMM.
     pub(crate) qemu: PathBuf,
+    /// The library for the VMM with which the kernel tracks what a VM writes.
+    pub(crate) preload: Option<PathBuf>,
     /// Whether jails are put on.
     pub(crate) jail: bool,
 }
@@ -148,6 +150,9 @@ impl ShimStarter {
             .allow_if_present(Path::new("/dev/kvm"), Access::Device)
             .allow_if_present(Path::new("/dev/urandom"), Access::Read)
             .allow_tcp();
+        if let Some(library) = &self.preload {
+            policy = policy.allow_if_present(library, Access::Execute);
+        }
         for path in [
             "/lib",
             "/lib64",

@@ -38,6 +38,14 @@ impl Engine {
         caller: &Caller,
         request: CreateSandbox,
     ) -> Result<Arc<Entry>, EngineError> {
+        if request.from.is_some() {
+            return self.spawn_from(caller, request).await;
+        }
+        if request.disk_only {
+            return Err(EngineError::Invalid(
+                "`disk_only` goes with `from`".to_owned(),
+            ));
+        }
         check_maps(&request)?;
         let size = size(&request)?;
         let pool = &self.inner.pool;
@@ -439,7 +447,7 @@ impl Engine {
         ShimProcess::end(&self.dir_of(entry)).await;
     }
 
-    fn isolation_json(&self, layers: Vec<String>) -> Result<String, EngineError> {
+    pub(crate) fn isolation_json(&self, layers: Vec<String>) -> Result<String, EngineError> {
         let host = &self.inner.host;
         let isolation = IsolationJson {
             vmm: host.vmm(),
@@ -509,19 +517,25 @@ fn size(request: &CreateSandbox) -> Result<Size, EngineError> {
     Size::new(cpus, memory_mib).map_err(|error| EngineError::Invalid(error.to_string()))
 }
 
-fn check_maps(request: &CreateSandbox) -> Result<(), EngineError> {
-    let bytes = |map: &BTreeMap<String, String>| {
-        map.iter()
-            .map(|(key, value)| key.len() + value.len())
-            .sum::<usize>()
-    };
-    for (what, map) in [("env", &request.env), ("labels", &request.labels)] {
-        if bytes(map) > limits::ENV_BYTES {
-            return Err(EngineError::Invalid(format!(
-                "`{what}` has more than {} KiB",
-                limits::ENV_BYTES >> 10
-            )));
-        }
-    }
+/// Refuses what is too much, or what no process can be given.
+pub(crate) fn check_maps(request: &CreateSandbox) -> Result<(), EngineError> {
+    check_bytes("env", &request.env)?;
+    check_labels(&request.labels)?;
     crate::usage::check_env(&request.env)
+}
+
+/// Refuses labels that are too much.
+pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), EngineError> {
+    check_bytes("labels", labels)
+}
+
+fn check_bytes(what: &str, map: &BTreeMap<String, String>) -> Result<(), EngineError> {
+    let bytes = map.iter().map(|(key, value)| key.len() + value.len());
+    if bytes.sum::<usize>() <= limits::ENV_BYTES {
+        return Ok(());
+    }
+    Err(EngineError::Invalid(format!(
+        "`{what}` has more than {} KiB",
+        limits::ENV_BYTES >> 10
+    )))
 }

@@ -16,13 +16,22 @@ pub(crate) struct Chain {
     kept_disks: usize,
     /// What the daemon has.
     base: String,
-    /// The last snapshot that was taken, if the daemon may not have it: its name, and how
-    /// many of the disk's layers it has.
-    last: Option<(String, usize)>,
+    /// The last snapshot that was taken, if the daemon may not have it.
+    last: Option<Last>,
     /// What changed in the memory; made when it is first needed.
     pub(crate) tracker: Option<ChangeTracker>,
     /// The VM is stopped until the daemon says what becomes of it.
     pub(crate) held: bool,
+}
+
+/// A snapshot that was taken.
+#[derive(Debug)]
+struct Last {
+    name: String,
+    /// How many of the disk's layers it has.
+    disks: usize,
+    /// Whether it has what changed in the memory.
+    memory: bool,
 }
 
 impl Chain {
@@ -42,20 +51,27 @@ impl Chain {
         if base == self.base {
             return true;
         }
-        let Some((_, disks)) = self.last.take_if(|(name, _)| name == base) else {
+        let Some(last) = self.last.take_if(|last| last.name == base) else {
             return false;
         };
-        base.clone_into(&mut self.base);
-        self.kept_disks = disks;
-        if let Some(tracker) = &mut self.tracker {
+        self.base = last.name;
+        self.kept_disks = last.disks;
+        if let Some(tracker) = &mut self.tracker
+            && last.memory
+        {
             tracker.confirm();
         }
         true
     }
 
-    /// A snapshot was taken: the uppermost layer is sealed, and a new one lies on it.
-    pub(crate) fn taken(&mut self, name: &str) {
-        self.last = Some((name.to_owned(), self.disks));
+    /// A snapshot was taken, with the memory or without: the uppermost layer of the disk is
+    /// sealed, and a new one lies on it.
+    pub(crate) fn taken(&mut self, name: &str, memory: bool) {
+        self.last = Some(Last {
+            name: name.to_owned(),
+            disks: self.disks,
+            memory,
+        });
         self.disks += 1;
     }
 
@@ -73,15 +89,15 @@ mod tests {
     fn what_was_not_kept_is_in_the_next_one() {
         let mut chain = Chain::new(3, 2, "bake".into());
         assert!(chain.settle("bake"));
-        chain.taken("one");
+        chain.taken("one", true);
         assert_eq!(chain.unkept_disks(), 2..3);
         // The daemon does not have it: it asks relative to the same as before.
         assert!(chain.settle("bake"));
-        chain.taken("two");
+        chain.taken("two", true);
         assert_eq!(chain.unkept_disks(), 2..4);
         assert!(!chain.settle("one"), "its files are gone");
         assert!(chain.settle("two"));
-        chain.taken("three");
+        chain.taken("three", true);
         assert_eq!(chain.unkept_disks(), 4..5);
         assert!(!chain.settle("bake"));
     }

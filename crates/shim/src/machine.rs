@@ -253,6 +253,7 @@ impl Machine {
                     reason: "the spec says so",
                 }
             },
+            preload: spec.preload.clone(),
             tb_size_mib: TB_SIZE_MIB,
         };
         Ok((config, (ctl, data), nic.into()))

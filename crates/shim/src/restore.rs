@@ -3,7 +3,7 @@
 use crate::machine::{Machine, StartError};
 use crate::spec;
 use pando_store::pages::{Pages, PagesError, Run};
-use pando_sys::memory::{GuestMemory, MemoryError};
+use pando_sys::memory::{FileRange, GuestMemory, MemoryError};
 use pando_vmm::{ChangeTracker, Qemu, Vmm as _};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -87,12 +87,16 @@ fn write_batch(
     pages: &Pages,
     batch: &[Run],
 ) -> Result<(), WritePagesError> {
-    let (mut ranges, mut bytes, mut piece) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bytes, mut piece) = (Vec::new(), Vec::new());
+    let mut places = Vec::with_capacity(batch.len());
     for run in batch {
         pages.read(run, &mut piece)?;
         bytes.extend_from_slice(&piece);
-        ranges.extend(memory.ranges_at(run.offset, run.bytes)?);
+        places.push(FileRange {
+            offset: run.offset,
+            bytes: run.bytes,
+        });
     }
-    memory.write(&ranges, &bytes)?;
+    memory.write(&memory.ranges_at(&places)?, &bytes)?;
     Ok(())
 }

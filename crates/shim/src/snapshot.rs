@@ -211,7 +211,7 @@ impl Prepared {
             return Err(error);
         }
         qemu.switch_disk_overlay(self.overlay).await.map_err(failed)?;
-        chain.taken(&request.name);
+        chain.taken(&request.name, request.memory);
         reached("shim.switched", running);
         Ok(saved)
     }
@@ -256,7 +256,7 @@ async fn write(
             writer.add(offset, bytes)
         });
         let pages = match emitted {
-            Ok(()) => writer.finish().map_err(pando_vmm::CaptureError::from),
+            Ok(()) => writer.finish().map_err(pando_vmm::CaptureError::Keep),
             Err(error) => Err(error),
         };
         Ok::<_, io::Error>((tracker, pages))

@@ -113,6 +113,8 @@ pub struct ShimSpec {
     /// Present in a slot, which waits to be claimed. Hostname and machine id may change
     /// then, and the environment comes only then.
     pub slot: Option<Slot>,
+    /// The library for QEMU with which the kernel tracks what the VM writes.
+    pub preload: Option<PathBuf>,
     /// Whether the jails are put on; `false` only where a test takes one off.
     pub jail: bool,
 }

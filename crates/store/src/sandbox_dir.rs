@@ -52,6 +52,11 @@ impl SandboxDirs {
         })
     }
 
+    /// Its path.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The directory of `id`, whether or not it is there.
     pub fn get(&self, id: &SandboxId) -> SandboxDir {
         SandboxDir {

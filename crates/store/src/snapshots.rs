@@ -103,6 +103,11 @@ impl Snapshots {
         })
     }
 
+    /// Its path.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Begins a snapshot. `unique` distinguishes those of one process.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
-//! The only crate with `unsafe`: what Linux offers beyond `std` and that Pando
-//! needs, each behind a safe function.
+//! The crate with `unsafe`: what Linux offers beyond `std` and that Pando needs,
+//! each behind a safe function. The only other one is `crates/preload`, which
+//! runs inside QEMU.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`spawn`] | a child with chosen descriptors, identity and jail |
 //! | [`jail`] | landlock rulesets and seccomp filters |
-//! | [`memory`] | which pages of a VM are its own, and their contents |
+//! | [`memory`] | which pages of a VM are its own, which were written, and their contents |
 //! | [`mod@file`] | reflinks, sparse copies, holes, durable folders |
 //! | [`host`] | memory and disk that are left |
 //! | [`guest`] | what the agent does inside the VM |

@@ -6,22 +6,28 @@
 //!
 //! The initrd's init answers on the port `pando.ctl`: `READY` at its start, then
 //! a line for each letter: `p` counts, `d` dirties 8 MiB, `s` sums them, `w`
-//! writes to the disk, `v` reads it, `o` powers off.
+//! writes to the disk, `v` reads it, `o` powers off. `PANDO_PRELOAD` may name the
+//! library with which the kernel tracks what the VM writes.
 #![allow(
     clippy::print_stdout,
     reason = "an example talks to the person who runs it"
 )]
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pando_sys::clock::measure_tsc_khz;
+use pando_sys::file::{share_or_copy, write_sparse};
 use pando_types::{Accelerator, Size};
-use pando_vmm::memory_image::{ARENA_BYTES, MemoryImage, seal_cold};
+use pando_vmm::capture::ARENA_BYTES;
+use pando_vmm::memory_image::seal_cold;
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB};
-use pando_vmm::{Channels, Jail, Qemu, QemuConfig, Start, Vmm, VmmError, qcow2};
+use pando_vmm::{
+    Arena, ChangeTracker, Channels, Jail, Qemu, QemuConfig, Start, Vmm, VmmError, qcow2,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -61,6 +67,7 @@ impl Machine {
             slot,
             console: folder.join("console"),
             jail: Jail::Strict { identity: None },
+            preload: std::env::var_os("PANDO_PRELOAD").map(PathBuf::from),
             tb_size_mib: TB_SIZE_MIB,
         })
         .await?;
@@ -196,7 +203,11 @@ async fn snapshot(
     device: &Path,
 ) -> Result<PathBuf> {
     let started = Instant::now();
-    let mut image = MemoryImage::prepare(base, memory, ARENA_BYTES)?;
+    let image = File::create_new(memory)?;
+    share_or_copy(&File::open(base)?, &image)?;
+    let mut arena = Arena::faulted_in(ARENA_BYTES);
+    let mut tracker = ChangeTracker::new(qemu.guest_memory()?);
+    let write = &mut |offset, bytes: &[u8]| write_sparse(&image, offset, bytes);
     let overlay_path = folder.join("slot/disk-2");
     qcow2::create(&overlay_path, 8 << 30)?;
     let overlay = qemu.prepare_disk_overlay(&overlay_path).await?;
@@ -209,10 +220,10 @@ async fn snapshot(
     qemu.save_device_state(device).await?;
     step("device state", started);
     let started = Instant::now();
-    let memory = qemu.guest_memory()?;
-    let captured = image.capture(&memory)?;
+    let captured = tracker.capture(&mut arena, write)?;
+    let method = tracker.method();
     step(
-        &format!("capture {} pages", captured.private_pages()),
+        &format!("capture {} pages ({method})", captured.pages),
         started,
     );
     let started = Instant::now();
@@ -222,7 +233,8 @@ async fn snapshot(
     step("pause", pause);
 
     let started = Instant::now();
-    println!("{} bytes of memory file", image.finish()?);
+    tracker.emit(&captured, &arena, write)?;
+    image.sync_all()?;
     step("finish", started);
     Ok(sealed)
 }

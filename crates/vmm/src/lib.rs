@@ -19,9 +19,11 @@
 //! | [`qemu`] | the driver of QEMU |
 //! | [`detect`] | which QEMU is there, and whether KVM works |
 //! | [`memory_image`] | memory files of snapshots |
+//! | [`capture`] | what changed in a running VM's memory |
 //! | [`qcow2`] | empty disk layers |
 //! | [`identity`] | what a snapshot is tied to |
 
+pub mod capture;
 pub mod detect;
 mod error;
 mod event;
@@ -31,9 +33,10 @@ pub mod qcow2;
 pub mod qemu;
 mod vmm;
 
+pub use capture::{Arena, CaptureError, Captured, ChangeTracker};
 pub use error::{LaunchError, VmmError};
 pub use event::{ShutdownReason, VmEvent, VmExit};
 pub use identity::MachineIdentity;
-pub use memory_image::{MemoryImage, MemoryImageError};
+pub use memory_image::MemoryImageError;
 pub use qemu::{Binding, Channels, Jail, Qemu, QemuConfig, Start};
 pub use vmm::{PreparedOverlay, RunState, Vmm};

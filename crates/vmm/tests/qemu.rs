@@ -7,9 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use pando_vmm::memory_image::{ARENA_BYTES, MemoryImage, seal_cold};
-use pando_vmm::{Binding, LaunchError, RunState, ShutdownReason, Start, VmEvent, Vmm, VmmError};
-use support::{PATIENCE, World, page_of};
+use pando_vmm::capture::ARENA_BYTES;
+use pando_vmm::memory_image::seal_cold;
+use pando_vmm::{
+    Arena, Binding, Captured, ChangeTracker, LaunchError, Qemu, RunState, ShutdownReason, Start,
+    VmEvent, Vmm, VmmError,
+};
+use support::{PATIENCE, World, best_method, page_of};
 
 /// The byte of a memory file at `offset`.
 fn byte_at(file: &Path, offset: u64) -> u8 {
@@ -19,6 +23,27 @@ fn byte_at(file: &Path, offset: u64) -> u8 {
         .read_exact_at(&mut byte, offset)
         .unwrap();
     byte[0]
+}
+
+/// A line of the VMM's `/proc/PID/status`.
+fn status_line(qemu: &Qemu, name: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", qemu.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+/// Writes a stopped VM's memory to `target`: the file it was spawned from with its own
+/// pages laid over it.
+fn save_memory(qemu: &Qemu, base: &Path, target: &Path, arena_bytes: usize) -> Captured {
+    std::fs::copy(base, target).unwrap();
+    let file = std::fs::File::options().write(true).open(target).unwrap();
+    let mut arena = Arena::faulted_in(arena_bytes);
+    // Each time all that is its own, whatever others have captured.
+    let mut tracker = ChangeTracker::comparing(qemu.guest_memory().unwrap());
+    let write = &mut |offset, bytes: &[u8]| file.write_all_at(bytes, offset);
+    let captured = tracker.capture(&mut arena, write).unwrap();
+    tracker.emit(&captured, &arena, write).unwrap();
+    captured
 }
 
 #[tokio::test]
@@ -64,7 +89,6 @@ async fn a_snapshot_of_a_child_has_its_pages_and_the_child_runs_on() {
     child.wait_for(last + 3).await;
 
     let (memory, second_state) = (world.path("memory-2"), world.path("slot/device-state-2"));
-    let mut image = MemoryImage::prepare(&world.path("memory"), &memory, ARENA_BYTES).unwrap();
     let overlay = child
         .qemu
         .prepare_disk_overlay(&world.layer("above"))
@@ -72,17 +96,13 @@ async fn a_snapshot_of_a_child_has_its_pages_and_the_child_runs_on() {
         .unwrap();
     child.qemu.stop().await.unwrap();
     child.qemu.save_device_state(&second_state).await.unwrap();
-    let captured = image.capture(&child.qemu.guest_memory().unwrap()).unwrap();
+    let captured = save_memory(&child.qemu, &world.path("memory"), &memory, ARENA_BYTES);
     let sealed = child.qemu.switch_disk_overlay(overlay).await.unwrap();
     let reached = child.last_letter().await;
     child.qemu.cont().await.unwrap();
-    image.finish().unwrap();
 
     assert_eq!(sealed, world.path("slot/child"));
-    assert!(
-        captured.private_pages() >= u64::from(reached - last),
-        "{captured:?}"
-    );
+    assert!(captured.pages >= u64::from(reached - last), "{captured:?}");
     assert_eq!(captured.spilled_bytes, 0);
     for letter in b'A'..=reached {
         assert_eq!(
@@ -128,11 +148,11 @@ async fn a_vm_that_was_bound_later_is_like_any_other() {
     machine.wait_for(last + 2).await;
 
     machine.qemu.stop().await.unwrap();
-    let mut image = MemoryImage::prepare(&slot("memory"), &world.path("m2"), ARENA_BYTES).unwrap();
-    let captured = image
-        .capture(&machine.qemu.guest_memory().unwrap())
-        .unwrap();
-    assert!(captured.private_pages() >= 2, "{captured:?}");
+    let mut tracker = ChangeTracker::new(machine.qemu.guest_memory().unwrap());
+    assert_eq!(tracker.method(), best_method());
+    let mut arena = Arena::faulted_in(ARENA_BYTES);
+    let captured = tracker.capture(&mut arena, &mut |_, _| Ok(())).unwrap();
+    assert!(captured.pages >= 2, "{captured:?}");
     let overlay = machine
         .qemu
         .prepare_disk_overlay(&world.layer("above"))
@@ -154,10 +174,8 @@ async fn pages_that_do_not_fit_the_arena_are_captured_all_the_same() {
     child.qemu.stop().await.unwrap();
     let (roomy, tight) = (world.path("roomy"), world.path("tight"));
     for (path, arena) in [(&roomy, ARENA_BYTES), (&tight, 2 * 4096)] {
-        let mut image = MemoryImage::prepare(&world.path("memory"), path, arena).unwrap();
-        let captured = image.capture(&child.qemu.guest_memory().unwrap()).unwrap();
+        let captured = save_memory(&child.qemu, &world.path("memory"), path, arena);
         assert_eq!(captured.spilled_bytes > 0, path == &tight, "{captured:?}");
-        image.finish().unwrap();
     }
     assert!(std::fs::read(roomy).unwrap() == std::fs::read(tight).unwrap());
 }
@@ -169,9 +187,11 @@ async fn the_jail_is_in_force_and_says_so() {
         .launch(world.cold(), vec![world.layer("disk")])
         .await
         .unwrap();
-    assert_eq!(machine.status_line("Seccomp:"), "2");
-    assert_eq!(machine.status_line("NoNewPrivs:"), "1");
-    let filters: u32 = machine.status_line("Seccomp_filters:").parse().unwrap();
+    assert_eq!(status_line(&machine.qemu, "Seccomp:"), "2");
+    assert_eq!(status_line(&machine.qemu, "NoNewPrivs:"), "1");
+    let filters: u32 = status_line(&machine.qemu, "Seccomp_filters:")
+        .parse()
+        .unwrap();
     assert!(filters >= 2, "ours below QEMU's own: {filters}");
     for layer in [
         "seccomp",

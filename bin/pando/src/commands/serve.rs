@@ -8,6 +8,7 @@ use crate::config::{Config, SettingKey};
 use crate::daemon_log::{RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
+use crate::preload::PRELOAD;
 use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
@@ -137,7 +138,11 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         },
         shim_program: std::env::current_exe().context("cannot find this program's file")?,
         agent: agent::agent()?,
+        preload: PRELOAD,
         pool: pool_config(config)?,
+        // It has a default: without one nothing is put together.
+        materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
+            .unwrap_or_default(),
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
         jail: true,
@@ -147,14 +152,19 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
 fn pool_config(config: &Config) -> anyhow::Result<PoolConfig> {
     let warm = config.get(SettingKey::Warm).parse();
     let warm = warm.map_err(|error: String| Failure::usage(format!("`warm`: {error}")))?;
-    let reserve_mib = match config.get(SettingKey::ReserveMib) {
-        "" => None,
-        text => {
-            let malformed = || Failure::usage(format!("`reserve_mib` is `{text}`: give a number"));
-            Some(text.parse().map_err(|_| malformed())?)
-        }
-    };
+    let reserve_mib = number(config, SettingKey::ReserveMib, "reserve_mib")?;
     Ok(PoolConfig { warm, reserve_mib })
+}
+
+/// A setting that is a number, or is not set.
+fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
+    match config.get(key) {
+        "" => Ok(None),
+        text => {
+            let malformed = || Failure::usage(format!("`{name}` is `{text}`: give a number"));
+            Ok(Some(text.parse().map_err(|_| malformed())?))
+        }
+    }
 }
 
 fn wish(word: &str) -> Option<AcceleratorWish> {
@@ -350,6 +360,14 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
     checks.push(match agent::agent() {
         Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),
         Err(error) => Check::new("agent", Outcome::Failed, error.to_string()),
+    });
+    checks.push(match PRELOAD.len() {
+        0 => Check::new(
+            "preload",
+            Outcome::Warning,
+            "this `pando` was built without the library for QEMU: snapshots of running sandboxes take longer",
+        ),
+        bytes => Check::new("preload", Outcome::Ok, output::bytes(bytes as u64)),
     });
     checks
 }

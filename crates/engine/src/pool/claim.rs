@@ -1,15 +1,16 @@
 //! A slot becomes a sandbox.
 
 use super::{Keys, Kind, Taken};
+use crate::bake::Bakery;
 use crate::engine::Engine;
 use crate::sandboxes::Entry;
-use crate::shims::log_last_words;
+use crate::shims::{Shim, log_last_words};
 use crate::source::Source;
-use crate::spawn::Wish;
+use crate::spawn::{Wish, env_of};
 use crate::{EngineError, identity, ids};
 use pando_store::fault;
-use pando_types::SandboxState;
-use pando_wire::shim::{Bind, ClaimRequest};
+use pando_types::{SandboxId, SandboxState};
+use pando_wire::shim::{Bind, ClaimRequest, ReadyResponse};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -29,7 +30,7 @@ impl Engine {
         self.check_name(wish)?;
         let deadline = Instant::now() + CLAIM_TIMEOUT;
         while Instant::now() < deadline
-            && let Some(taken) = self.take(keys)
+            && let Some(taken) = self.take_slot(keys)
         {
             let error = match self.hand_over(&taken, keys, wish, deadline).await {
                 Ok(entry) => {
@@ -38,11 +39,7 @@ impl Engine {
                 }
                 Err(error) => error,
             };
-            log_last_words(&self.inner.dirs.get(&taken.id));
-            let engine = self.clone();
-            let id = taken.id.clone();
-            // Not while the caller waits: what hangs may take its time to end.
-            tokio::spawn(async move { engine.discard(&id).await });
+            self.discard_later(&taken.id);
             match error {
                 EngineError::SpawnFailed(cause) => {
                     tracing::warn!(slot = %taken.id, "a slot could not be claimed: {cause}");
@@ -54,7 +51,7 @@ impl Engine {
         Ok(None)
     }
 
-    fn take(&self, keys: &Keys) -> Option<Taken> {
+    fn take_slot(&self, keys: &Keys) -> Option<Taken> {
         let pool = &self.inner.pool;
         pool.take(&keys.snapshot).or_else(|| {
             // Of no use before there is a snapshot to load into it.
@@ -121,6 +118,60 @@ impl Engine {
         self.log_ready(&entry, &ready);
         self.watch(&entry, &taken.shim);
         Ok(entry)
+    }
+
+    /// Brings a VM up in a slot that fits any snapshot, for a sandbox that exists; `None` if
+    /// none waits. The slot's directory is the caller's then.
+    pub(crate) async fn claim_any(
+        &self,
+        entry: &Entry,
+        source: &Source,
+    ) -> Result<Option<(SandboxId, Arc<Shim>, ReadyResponse)>, EngineError> {
+        let shape = Bakery::shape_of(source.snapshot.manifest.machine.clone());
+        let deadline = Instant::now() + CLAIM_TIMEOUT;
+        while Instant::now() < deadline
+            && let Some(taken) = self.inner.pool.take(&shape)
+        {
+            let request = ClaimRequest {
+                sandbox_id: entry.id.to_string(),
+                hostname: entry.id.to_string(),
+                machine_id: ids::machine_id(&entry.id),
+                env: env_of(&entry.row())?.into_iter().collect(),
+                ..ClaimRequest::default()
+            };
+            let claimed = async {
+                let request = ClaimRequest {
+                    bind: Some(self.bind_to(&taken, source)?).into(),
+                    ..request
+                };
+                let claimed = tokio::time::timeout_at(deadline, taken.shim.claim(request)).await;
+                claimed.map_err(|_| {
+                    EngineError::SpawnFailed("it did not answer in time".to_owned())
+                })?
+            };
+            match claimed.await {
+                Ok(ready) => {
+                    self.inner.pool.count_claim(taken.kind.as_str());
+                    return Ok(Some((taken.id, taken.shim, ready)));
+                }
+                Err(EngineError::SpawnFailed(cause)) => {
+                    tracing::warn!(slot = %taken.id, "a slot could not be claimed: {cause}");
+                    self.discard_later(&taken.id);
+                }
+                Err(error) => {
+                    self.discard_later(&taken.id);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Not while the caller waits: what hangs may take its time to end.
+    fn discard_later(&self, id: &SandboxId) {
+        log_last_words(&self.inner.dirs.get(id));
+        let (engine, id) = (self.clone(), id.clone());
+        tokio::spawn(async move { engine.discard(&id).await });
     }
 
     /// A name that is taken costs no slot.

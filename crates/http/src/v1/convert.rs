@@ -49,6 +49,8 @@ pub(super) fn create_sandbox(
     size(request.cpus, request.memory_mib)?;
     check_env(&request.env)?;
     Ok(engine::CreateSandbox {
+        from: None,
+        disk_only: false,
         template: request.template.as_deref().map(template_ref).transpose()?,
         name: request
             .name

@@ -8,13 +8,20 @@
 //!
 //! Denied calls answer `EPERM`. QEMU tries some of them and copes (io_uring).
 //!
+//! `userfaultfd` is left for faults of user code alone: with it the kernel tracks which
+//! pages of the guest are written (`crates/preload`). What it has its bad name for, holding
+//! up the kernel in the middle of its work, needs the other kind.
+//!
 //! `tgkill` stays, since `pthread_kill` needs it and a filter made before the
 //! fork cannot name the pid; where landlock scopes signals (Linux 6.12) it
 //! reaches the VMM's own threads only, elsewhere processes of the same user.
 
 use std::collections::BTreeMap;
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, sock_filter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, sock_filter,
+};
 
 /// Bit of a system call number that selects the x32 table on x86-64, whose
 /// calls have the same architecture value and would pass a list of numbers.
@@ -111,7 +118,6 @@ const KERNEL: &[i64] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_bpf,
-    libc::SYS_userfaultfd,
     libc::SYS_keyctl,
     libc::SYS_add_key,
     libc::SYS_request_key,
@@ -147,6 +153,9 @@ const KERNEL: &[i64] = &[
     libc::SYS_memfd_secret,
 ];
 
+/// `UFFD_USER_MODE_ONLY`, a flag of `userfaultfd`.
+const USERFAULTFD_USER_MODE_ONLY: u64 = 1;
+
 /// Why there is no filter.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
@@ -176,7 +185,11 @@ impl Program {
     fn denying(calls: Vec<i64>) -> Result<Self, FilterError> {
         let architecture =
             TargetArch::try_from(std::env::consts::ARCH).map_err(|_| FilterError::Architecture)?;
-        let rules: BTreeMap<i64, Vec<_>> = calls.into_iter().map(|call| (call, vec![])).collect();
+        // No rule: whatever the arguments are.
+        let mut rules: BTreeMap<i64, Vec<_>> =
+            calls.into_iter().map(|call| (call, vec![])).collect();
+        let kernel_faults = kernel_faults().map_err(FilterError::Compile)?;
+        rules.insert(libc::SYS_userfaultfd, vec![kernel_faults]);
         let denied = SeccompAction::Errno(libc::EPERM as u32);
         let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, architecture)
             .map_err(FilterError::Compile)?;
@@ -189,6 +202,17 @@ impl Program {
     pub(crate) fn instructions(&self) -> &[sock_filter] {
         &self.instructions
     }
+}
+
+/// A `userfaultfd` that is not for faults of user code alone.
+fn kernel_faults() -> Result<SeccompRule, seccompiler::BackendError> {
+    let flags = SeccompCondition::new(
+        0,
+        SeccompCmpArgLen::Dword,
+        SeccompCmpOp::MaskedEq(USERFAULTFD_USER_MODE_ONLY),
+        0,
+    )?;
+    SeccompRule::new(vec![flags])
 }
 
 /// Jumps are relative, so this can stand before any other program.
@@ -228,5 +252,33 @@ mod tests {
         let program = Program::vmm().unwrap();
         assert!(program.instructions.len() <= usize::from(u16::MAX).min(4096));
         assert!(program.instructions.len() > 100);
+    }
+
+    /// The error of `userfaultfd` with these flags on a thread in the jail.
+    fn userfaultfd(flags: libc::c_long) -> Option<i32> {
+        let call = move || {
+            let program = Program::vmm().unwrap();
+            seccompiler::apply_filter(program.instructions()).unwrap();
+            // SAFETY: a number and flags; no memory is passed.
+            let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+            let error = std::io::Error::last_os_error();
+            if descriptor < 0 {
+                return error.raw_os_error();
+            }
+            // SAFETY: opened above, and nobody else knows it.
+            unsafe { libc::close(descriptor as libc::c_int) };
+            None
+        };
+        std::thread::spawn(call).join().unwrap()
+    }
+
+    #[test]
+    fn faults_of_user_code_may_be_tracked_and_those_of_the_kernel_may_not() {
+        let flags = libc::c_long::from(libc::O_CLOEXEC | libc::O_NONBLOCK);
+        assert_eq!(userfaultfd(flags), Some(libc::EPERM));
+        assert_ne!(
+            userfaultfd(flags | USERFAULTFD_USER_MODE_ONLY as libc::c_long),
+            Some(libc::EPERM)
+        );
     }
 }

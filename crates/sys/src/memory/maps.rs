@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use super::{FileRange, PageRange};
+
 /// Largest `maps` that is read. A VMM has a few hundred lines of 100 bytes.
 const MAPS_BYTES: u64 = 16 << 20;
 
@@ -39,6 +41,32 @@ pub(super) fn mappings_of(maps: &File, file: &FileIdentity) -> io::Result<Vec<Ma
     reader.take(MAPS_BYTES).read_to_end(&mut text)?;
     // Paths may be any bytes; only a match of the whole path counts.
     Ok(select(&String::from_utf8_lossy(&text), file))
+}
+
+/// Appends where `part` of the file is mapped, or returns the offset of the first byte
+/// that is not.
+pub(super) fn locate(
+    mappings: &[Mapping],
+    part: FileRange,
+    ranges: &mut Vec<PageRange>,
+) -> Result<(), u64> {
+    let (mut offset, mut left) = (part.offset, part.bytes);
+    while left > 0 {
+        let piece = mappings.iter().find_map(|mapping| {
+            let skipped = offset.checked_sub(mapping.file_offset)?;
+            let there = (mapping.end - mapping.start).checked_sub(skipped)?;
+            (there > 0).then(|| PageRange {
+                address: mapping.start + skipped,
+                file_offset: offset,
+                bytes: left.min(there),
+            })
+        });
+        let piece = piece.ok_or(offset)?;
+        ranges.push(piece);
+        offset += piece.bytes;
+        left -= piece.bytes;
+    }
+    Ok(())
 }
 
 /// btrfs and overlayfs show another device in `maps` than in `stat`: where no
@@ -140,6 +168,26 @@ ffff-12fff rw-p 00000000 fd:02 42                        /elsewhere
             }]
         );
         assert!(select(MAPS, &identity((0, 99), "/other")).is_empty());
+    }
+
+    #[test]
+    fn a_part_is_found_in_the_pieces_that_map_it() {
+        let mapping = |start, end, file_offset| Mapping {
+            start,
+            end,
+            file_offset,
+        };
+        let mappings = [mapping(0x9000, 0xb000, 0x2000), mapping(0x4000, 0x6000, 0)];
+        let located = |offset, bytes| -> Result<Vec<(u64, u64)>, u64> {
+            let mut ranges = Vec::new();
+            locate(&mappings, FileRange { offset, bytes }, &mut ranges)?;
+            Ok(ranges.iter().map(|r| (r.address, r.bytes)).collect())
+        };
+        let both = vec![(0x5000, 0x1000), (0x9000, 0x1000)];
+        assert_eq!(located(0x1000, 0x2000), Ok(both));
+        assert_eq!(located(0x3000, 0x1000), Ok(vec![(0xa000, 0x1000)]));
+        assert_eq!(located(0x3000, 0x1001), Err(0x4000));
+        assert_eq!(located(0x9000, 0), Ok(vec![]));
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! A spawned VM maps its snapshot's memory file privately: a page that the guest
 //! has written exists twice, once in the file and once as the VM's own. The
 //! private ones are what a new snapshot must keep and what a clone costs.
+//!
+//! Where `crates/preload` is loaded into the VMM, the kernel also marks which of
+//! them were written since the marks were taken away the last time.
 
 mod maps;
 mod pagemap;
@@ -21,10 +24,11 @@ pub use usage::ProcessMemory;
 /// [`GuestMemory::open`] refuses others.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Ranges read by one `process_vm_readv`: the kernel's limit on its vectors.
-const RANGES_PER_READ: usize = 1024;
+/// Ranges moved by one `process_vm_readv` or `process_vm_writev`: the kernel's
+/// limit on their vectors.
+const RANGES_PER_CALL: usize = 1024;
 
-/// Neighbouring pages of a VM that are its own.
+/// Neighbouring pages of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// Where they are in the VM's process.
@@ -42,7 +46,16 @@ impl PageRange {
     }
 }
 
-/// Why memory could not be read.
+/// Neighbouring bytes of a memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// Where they begin.
+    pub offset: u64,
+    /// How many they are.
+    pub bytes: u64,
+}
+
+/// Why memory could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The process's files in `/proc` could not be opened.
@@ -80,6 +93,43 @@ pub enum MemoryError {
         read: usize,
         /// Bytes wanted.
         wanted: usize,
+    },
+    /// There are fewer bytes than the pages hold.
+    #[error("{given} bytes for {wanted} of process {pid}")]
+    TooFew {
+        /// The process.
+        pid: u32,
+        /// Bytes given.
+        given: usize,
+        /// Bytes wanted.
+        wanted: usize,
+    },
+    /// The kernel does not track what the process writes: it is older than 6.7, or the
+    /// mapping was not registered.
+    #[error("the kernel does not track what process {pid} writes")]
+    NotTracked {
+        /// The process.
+        pid: u32,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The memory file has bytes that the process does not map.
+    #[error("process {pid} does not map byte {offset} of its memory file")]
+    Beyond {
+        /// The process.
+        pid: u32,
+        /// The first of them.
+        offset: u64,
+    },
+    /// The kernel refused to write.
+    #[error("the memory of process {pid} cannot be written")]
+    Write {
+        /// The process.
+        pid: u32,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
     },
     /// The kernel refused to read.
     #[error("the memory of process {pid} cannot be read")]
@@ -136,7 +186,7 @@ impl GuestMemory {
             },
             maps: open("maps")?,
             pagemap: open("pagemap")?,
-            contents: open("mem")?,
+            contents: open_contents(pid)?,
         })
     }
 
@@ -151,19 +201,78 @@ impl GuestMemory {
     /// # Errors
     /// When the process is gone or does not map the memory file.
     pub fn private_ranges(&self) -> Result<Vec<PageRange>, MemoryError> {
-        let list = |source| MemoryError::List {
-            pid: self.pid,
-            source,
-        };
-        let mappings = maps::mappings_of(&self.maps, &self.memory_file).map_err(list)?;
+        let mut ranges = Vec::new();
+        for mapping in self.mappings()? {
+            pagemap::private_ranges(&self.pagemap, &mapping, &mut ranges)
+                .map_err(|source| self.not_listed(source))?;
+        }
+        Ok(ranges)
+    }
+
+    /// The pages that are the VM's own and were written since the last call, by address;
+    /// at the first call all that are its own. Stop the VM first.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotTracked`] where the kernel does not know. After any other error
+    /// some pages may have lost their mark: ask for all [`GuestMemory::private_ranges`].
+    pub fn take_written(&self) -> Result<Vec<PageRange>, MemoryError> {
+        let mut ranges = Vec::new();
+        for mapping in self.mappings()? {
+            pagemap::take_written(&self.pagemap, &mapping, &mut ranges)
+                .map_err(|source| self.not_taken(source))?;
+        }
+        Ok(ranges)
+    }
+
+    /// Whether [`GuestMemory::take_written`] works for this VM; changes nothing.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotTracked`] where it does not, others where that cannot be found out.
+    pub fn check_tracked(&self) -> Result<(), MemoryError> {
+        self.mappings()?.iter().try_for_each(|mapping| {
+            pagemap::check_tracked(&self.pagemap, mapping).map_err(|source| self.not_taken(source))
+        })
+    }
+
+    /// Where the VM has these parts of its memory file, in their order. A part that is
+    /// mapped in pieces becomes several ranges.
+    ///
+    /// # Errors
+    /// When any byte of them is not mapped.
+    pub fn ranges_at(&self, parts: &[FileRange]) -> Result<Vec<PageRange>, MemoryError> {
+        let mappings = self.mappings()?;
+        let mut ranges = Vec::new();
+        for part in parts {
+            maps::locate(&mappings, *part, &mut ranges).map_err(|offset| MemoryError::Beyond {
+                pid: self.pid,
+                offset,
+            })?;
+        }
+        Ok(ranges)
+    }
+
+    fn mappings(&self) -> Result<Vec<maps::Mapping>, MemoryError> {
+        let mappings = maps::mappings_of(&self.maps, &self.memory_file)
+            .map_err(|source| self.not_listed(source))?;
         if mappings.is_empty() {
             return Err(MemoryError::NotMapped(self.pid));
         }
-        let mut ranges = Vec::new();
-        for mapping in mappings {
-            pagemap::private_ranges(&self.pagemap, &mapping, &mut ranges).map_err(list)?;
+        Ok(mappings)
+    }
+
+    fn not_listed(&self, source: io::Error) -> MemoryError {
+        let pid = self.pid;
+        MemoryError::List { pid, source }
+    }
+
+    fn not_taken(&self, source: io::Error) -> MemoryError {
+        let pid = self.pid;
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::ENOTTY | libc::EINVAL) => {
+                MemoryError::NotTracked { pid, source }
+            }
+            _ => MemoryError::List { pid, source },
         }
-        Ok(ranges)
     }
 
     /// Reads all of `ranges`, one after the other, into `buffer`, whose length is their sum.
@@ -172,8 +281,8 @@ impl GuestMemory {
     /// When any byte cannot be read: a snapshot with missing pages is none.
     pub fn read(&self, ranges: &[PageRange], buffer: &mut [u8]) -> Result<(), MemoryError> {
         let mut rest = buffer;
-        for batch in ranges.chunks(RANGES_PER_READ) {
-            let wanted: usize = batch.iter().map(|range| range.bytes as usize).sum();
+        for batch in ranges.chunks(RANGES_PER_CALL) {
+            let wanted = total(batch);
             if rest.len() < wanted {
                 let read = rest.len();
                 return Err(MemoryError::Short {
@@ -184,6 +293,59 @@ impl GuestMemory {
             }
             let (target, after) = rest.split_at_mut(wanted);
             self.read_batch(batch, target)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` into all of `ranges`, one after the other. Stop the VM first: it
+    /// would see some of the pages before others.
+    ///
+    /// # Errors
+    /// When any byte cannot be written; others may have been.
+    pub fn write(&self, ranges: &[PageRange], bytes: &[u8]) -> Result<(), MemoryError> {
+        let mut rest = bytes;
+        for batch in ranges.chunks(RANGES_PER_CALL) {
+            let wanted = total(batch);
+            let Some((part, after)) = rest.split_at_checked(wanted) else {
+                return Err(MemoryError::TooFew {
+                    pid: self.pid,
+                    given: rest.len(),
+                    wanted,
+                });
+            };
+            self.write_batch(batch, part)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn write_batch(&self, ranges: &[PageRange], bytes: &[u8]) -> Result<(), MemoryError> {
+        match write_vectors(self.pid, ranges, bytes) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            // As for reading.
+            Ok(_) | Err(Errno::PERM) => self.write_through_descriptor(ranges, bytes),
+            Err(error) => Err(MemoryError::Write {
+                pid: self.pid,
+                source: error.into(),
+            }),
+        }
+    }
+
+    fn write_through_descriptor(
+        &self,
+        ranges: &[PageRange],
+        bytes: &[u8],
+    ) -> Result<(), MemoryError> {
+        let mut rest = bytes;
+        for range in ranges {
+            let (part, after) = rest.split_at(range.bytes as usize);
+            self.contents
+                .write_all_at(part, range.address)
+                .map_err(|source| MemoryError::Write {
+                    pid: self.pid,
+                    source,
+                })?;
             rest = after;
         }
         Ok(())
@@ -223,19 +385,40 @@ impl GuestMemory {
     }
 }
 
+/// For writing, too, where that is allowed: below a shim's landlock it is not.
+fn open_contents(pid: u32) -> Result<File, MemoryError> {
+    let path = format!("/proc/{pid}/mem");
+    File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .or_else(|_| File::open(&path))
+        .map_err(|source| MemoryError::Open {
+            pid,
+            name: "mem",
+            source,
+        })
+}
+
+fn total(ranges: &[PageRange]) -> usize {
+    ranges.iter().map(|range| range.bytes as usize).sum()
+}
+
+fn vectors(ranges: &[PageRange]) -> Vec<libc::iovec> {
+    let vector = |range: &PageRange| libc::iovec {
+        iov_base: range.address as *mut libc::c_void,
+        iov_len: range.bytes as usize,
+    };
+    ranges.iter().map(vector).collect()
+}
+
 /// One `process_vm_readv`; returns how many bytes it moved.
 fn read_vectors(pid: u32, ranges: &[PageRange], target: &mut [u8]) -> Result<usize, Errno> {
     let local = libc::iovec {
         iov_base: target.as_mut_ptr().cast(),
         iov_len: target.len(),
     };
-    let remote: Vec<libc::iovec> = ranges
-        .iter()
-        .map(|range| libc::iovec {
-            iov_base: range.address as *mut libc::c_void,
-            iov_len: range.bytes as usize,
-        })
-        .collect();
+    let remote = vectors(ranges);
     // SAFETY: `local` covers exactly `target`, which is exclusively borrowed.
     // The remote addresses are only looked up in the other process, by the
     // kernel, which reports those that are not mapped.
@@ -249,7 +432,34 @@ fn read_vectors(pid: u32, ranges: &[PageRange], target: &mut [u8]) -> Result<usi
             0,
         )
     };
-    usize::try_from(read)
+    moved(read)
+}
+
+/// One `process_vm_writev`; returns how many bytes it moved.
+fn write_vectors(pid: u32, ranges: &[PageRange], bytes: &[u8]) -> Result<usize, Errno> {
+    let local = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let remote = vectors(ranges);
+    // SAFETY: `local` covers exactly `bytes`, which the kernel only reads. What it writes
+    // is memory of the other process, at addresses that it looks up there; that a caller
+    // could name this process is no more than what `/proc/self/mem` allows.
+    let written = unsafe {
+        libc::process_vm_writev(
+            pid as libc::pid_t,
+            &raw const local,
+            1,
+            remote.as_ptr(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    };
+    moved(written)
+}
+
+fn moved(result: libc::ssize_t) -> Result<usize, Errno> {
+    usize::try_from(result)
         .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
 

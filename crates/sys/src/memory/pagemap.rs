@@ -32,7 +32,7 @@ pub(super) fn private_ranges(
     ranges: &mut Vec<PageRange>,
 ) -> io::Result<()> {
     let before = ranges.len();
-    match scan(pagemap, mapping, ranges) {
+    match scan(pagemap, mapping, &PRIVATE, ranges) {
         Ok(()) => Ok(()),
         // Kernels before 6.7 do not know the call.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
@@ -42,6 +42,49 @@ pub(super) fn private_ranges(
         Err(error) => Err(error),
     }
 }
+
+/// Appends the private pages of the mapping that were written since the last time, and
+/// protects them again in the same go. A page in swap keeps its mark there.
+///
+/// Refused where nobody registered the mapping, or the kernel is older than 6.7. After any
+/// other error the pages that were protected before it are lost.
+pub(super) fn take_written(
+    pagemap: &File,
+    mapping: &Mapping,
+    ranges: &mut Vec<PageRange>,
+) -> io::Result<()> {
+    scan(pagemap, mapping, &WRITTEN, ranges)
+}
+
+/// Whether [`take_written`] would be refused; protects nothing.
+pub(super) fn check_tracked(pagemap: &File, mapping: &Mapping) -> io::Result<()> {
+    let first = Mapping {
+        end: mapping.start + PAGE_BYTES,
+        ..*mapping
+    };
+    let check = Wanted {
+        flags: FLAG_CHECK_TRACKED,
+        ..PRIVATE
+    };
+    scan(pagemap, &first, &check, &mut Vec::new())
+}
+
+/// What one scan looks for.
+struct Wanted {
+    flags: u64,
+    /// Besides being private.
+    categories: u64,
+}
+
+const PRIVATE: Wanted = Wanted {
+    flags: 0,
+    categories: 0,
+};
+
+const WRITTEN: Wanted = Wanted {
+    flags: FLAG_PROTECT | FLAG_CHECK_TRACKED,
+    categories: CATEGORY_WRITTEN,
+};
 
 /// `struct page_region` of `linux/fs.h`.
 #[repr(C)]
@@ -75,22 +118,33 @@ const PAGEMAP_SCAN: libc::c_ulong = (3 << 30)
     | ((size_of::<ScanArgument>() as libc::c_ulong) << 16)
     | ((b'f' as libc::c_ulong) << 8)
     | 16;
+/// `PM_SCAN_WP_MATCHING`: protect the pages that are reported.
+const FLAG_PROTECT: u64 = 1 << 0;
+/// `PM_SCAN_CHECK_WPASYNC`: fail where writes are not tracked.
+const FLAG_CHECK_TRACKED: u64 = 1 << 1;
+const CATEGORY_WRITTEN: u64 = 1 << 1;
 const CATEGORY_FILE: u64 = 1 << 2;
 const CATEGORY_PRESENT: u64 = 1 << 3;
 const CATEGORY_SWAPPED: u64 = 1 << 4;
 
-fn scan(pagemap: &File, mapping: &Mapping, ranges: &mut Vec<PageRange>) -> io::Result<()> {
+fn scan(
+    pagemap: &File,
+    mapping: &Mapping,
+    wanted: &Wanted,
+    ranges: &mut Vec<PageRange>,
+) -> io::Result<()> {
     let mut regions = vec![Region::default(); RANGES_PER_SCAN];
     let mut start = mapping.start;
     while start < mapping.end {
         let mut argument = ScanArgument {
             size: size_of::<ScanArgument>() as u64,
+            flags: wanted.flags,
             start,
             end: mapping.end,
             vector: regions.as_mut_ptr() as u64,
             vector_length: regions.len() as u64,
             category_inverted: CATEGORY_FILE,
-            category_mask: CATEGORY_FILE,
+            category_mask: CATEGORY_FILE | wanted.categories,
             category_any_of: CATEGORY_PRESENT | CATEGORY_SWAPPED,
             // Nothing else about the pages is of interest, so neighbours merge.
             return_mask: CATEGORY_FILE,
@@ -103,10 +157,14 @@ fn scan(pagemap: &File, mapping: &Mapping, ranges: &mut Vec<PageRange>) -> io::R
         for region in regions.iter().take(found) {
             push(ranges, mapping, region.start, region.end);
         }
-        if argument.walk_end <= start {
+        // The kernel collects 512 regions at a time, and says where it stopped to do so
+        // even where it went on from there to the end: what it found beyond counts, too.
+        let beyond = found.checked_sub(1).map_or(0, |last| regions[last].end);
+        let end = argument.walk_end.max(beyond);
+        if end <= start {
             return Err(io::Error::other("PAGEMAP_SCAN did not advance"));
         }
-        start = argument.walk_end;
+        start = end;
     }
     Ok(())
 }

@@ -27,6 +27,32 @@ impl PrivateMapping {
         Self { address, bytes }
     }
 
+    /// Has the kernel track writes, as `crates/preload` does in a VMM. For as long as the
+    /// descriptor lives; `None` where the kernel cannot (before 6.7).
+    fn track(&self) -> Option<std::os::fd::OwnedFd> {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        const USER_MODE_ONLY: libc::c_int = 1;
+        const SET_API: libc::Ioctl = 0xc018_aa3f;
+        const REGISTER: libc::Ioctl = 0xc020_aa00;
+        const WP_UNPOPULATED_AND_ASYNC: u64 = 1 << 13 | 1 << 15;
+        const MODE_WP: u64 = 1 << 1;
+        let mut api = [0xaa, WP_UNPOPULATED_AND_ASYNC, 0];
+        let mut register = [self.address as u64, self.bytes as u64, MODE_WP, 0];
+        // SAFETY: the kernel's structures are three and four words; the descriptor is new.
+        unsafe {
+            let flags = libc::O_CLOEXEC | USER_MODE_ONLY;
+            let descriptor = libc::syscall(libc::SYS_userfaultfd, flags) as libc::c_int;
+            assert!(descriptor >= 0, "{}", io::Error::last_os_error());
+            let descriptor = std::os::fd::OwnedFd::from_raw_fd(descriptor);
+            if libc::ioctl(descriptor.as_raw_fd(), SET_API, api.as_mut_ptr()) != 0 {
+                return None;
+            }
+            let registered = libc::ioctl(descriptor.as_raw_fd(), REGISTER, register.as_mut_ptr());
+            assert_eq!(registered, 0, "{}", io::Error::last_os_error());
+            Some(descriptor)
+        }
+    }
+
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is this long, lives as long as `self`, and is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.bytes) }
@@ -40,7 +66,7 @@ impl Drop for PrivateMapping {
     }
 }
 
-const PAGES: usize = 5000;
+const PAGES: usize = 9000;
 const PAGE: usize = PAGE_BYTES as usize;
 
 fn memory_file() -> tempfile::NamedTempFile {
@@ -89,9 +115,6 @@ fn both_ways_of_looking_find_the_same_pages() {
     let file = memory_file();
     let mut mapping = PrivateMapping::new(file.as_file(), PAGES * PAGE);
     // More ranges than one scan returns and than one read takes.
-    for page in (0..PAGES).filter(|page| page % 11 != 0) {
-        mapping.bytes()[page * PAGE] = page as u8;
-    }
     for page in (0..PAGES).step_by(2) {
         mapping.bytes()[page * PAGE] = page as u8;
     }
@@ -139,4 +162,126 @@ fn a_process_that_does_not_map_the_file_is_named() {
     let memory = own_memory(&memory_file());
     let error = memory.private_ranges().unwrap_err();
     assert!(matches!(error, MemoryError::NotMapped(pid) if pid == std::process::id()));
+}
+
+/// The pages of the ranges, by number.
+fn pages(ranges: &[PageRange]) -> Vec<usize> {
+    let pages_of = |range: &PageRange| {
+        let first = (range.file_offset / PAGE_BYTES) as usize;
+        first..first + range.pages() as usize
+    };
+    ranges.iter().flat_map(pages_of).collect()
+}
+
+fn assert_not_tracked(memory: &GuestMemory) {
+    for result in [memory.check_tracked(), memory.take_written().map(drop)] {
+        assert!(matches!(result, Err(MemoryError::NotTracked { .. })));
+    }
+}
+
+#[test]
+fn what_is_written_between_two_calls_is_found_exactly() {
+    let file = memory_file();
+    let mut mapping = PrivateMapping::new(file.as_file(), PAGES * PAGE);
+    let memory = own_memory(&file);
+    // Before it is tracked, as what a VMM writes before somebody asks.
+    mapping.bytes()[7 * PAGE] = 1;
+    let Some(_tracking) = mapping.track() else {
+        assert_not_tracked(&memory);
+        return;
+    };
+    // More ranges than one scan returns.
+    let first: Vec<usize> = (1..PAGES).step_by(2).collect();
+    for page in &first {
+        mapping.bytes()[page * PAGE] = 2;
+    }
+    memory.check_tracked().unwrap();
+    assert_eq!(pages(&memory.take_written().unwrap()), first);
+    assert_eq!(memory.take_written().unwrap(), []);
+
+    // Written again, read again, and written for the first time.
+    let second = [0, 3, 4, 7, 4000, 4001];
+    for page in second {
+        mapping.bytes()[page * PAGE + 9] = 3;
+    }
+    let sum: u64 = mapping.bytes().iter().map(|byte| u64::from(*byte)).sum();
+    assert!(sum > 0);
+    assert_eq!(pages(&memory.take_written().unwrap()), second);
+    assert_eq!(memory.take_written().unwrap(), []);
+    assert_eq!(
+        pages(&memory.private_ranges().unwrap()).len(),
+        first.len() + 3,
+        "three were the file's before"
+    );
+}
+
+#[test]
+fn a_mapping_that_nobody_registered_is_not_tracked() {
+    let file = memory_file();
+    let mut mapping = PrivateMapping::new(file.as_file(), PAGES * PAGE);
+    mapping.bytes()[0] = 2;
+    assert_not_tracked(&own_memory(&file));
+}
+
+#[test]
+fn what_is_written_from_outside_is_there_and_counts_as_written() {
+    let file = memory_file();
+    let mut mapping = PrivateMapping::new(file.as_file(), PAGES * PAGE);
+    let memory = own_memory(&file);
+    let tracking = mapping.track();
+    mapping.bytes()[5 * PAGE] = 2;
+    let taken = memory.take_written();
+    assert_eq!(taken.is_ok(), tracking.is_some());
+    // More ranges than one call takes; page 5 is private and protected, the others are the file's.
+    let parts: Vec<FileRange> = (1..PAGES as u64)
+        .step_by(4)
+        .map(|page| FileRange {
+            offset: page * PAGE_BYTES,
+            bytes: PAGE_BYTES,
+        })
+        .collect();
+    let ranges = memory.ranges_at(&parts).unwrap();
+    let mut bytes = vec![0; parts.len() * PAGE];
+    for (index, page) in bytes.chunks_mut(PAGE).enumerate() {
+        page.fill(index as u8);
+    }
+    let assert_all_written = || {
+        if tracking.is_some() {
+            assert_eq!(memory.take_written().unwrap(), ranges);
+        }
+    };
+    memory.write(&ranges, &bytes).unwrap();
+    assert_all_written();
+    let mut read = vec![0; bytes.len()];
+    memory.read(&ranges, &mut read).unwrap();
+    assert!(read == bytes);
+    assert_eq!(mapping.bytes()[5 * PAGE], 1);
+    assert_eq!(mapping.bytes()[6 * PAGE], 1, "its neighbour is the file's");
+
+    bytes.fill(77);
+    memory.write_through_descriptor(&ranges, &bytes).unwrap();
+    assert_eq!(mapping.bytes()[9 * PAGE], 77);
+    assert_all_written();
+}
+
+#[test]
+fn too_few_bytes_and_what_is_not_mapped_cannot_be_written() {
+    let file = memory_file();
+    let _mapping = PrivateMapping::new(file.as_file(), PAGES * PAGE);
+    let memory = own_memory(&file);
+    let part = |offset, bytes| [FileRange { offset, bytes }];
+    let last = (PAGES as u64 - 1) * PAGE_BYTES;
+    let ranges = memory.ranges_at(&part(last, PAGE_BYTES)).unwrap();
+    let short = memory.write(&ranges, &[0; 100]);
+    assert!(matches!(short, Err(MemoryError::TooFew { given: 100, .. })));
+    let beyond = memory.ranges_at(&part(last, PAGE_BYTES + 1));
+    let end = PAGES as u64 * PAGE_BYTES;
+    assert!(matches!(beyond, Err(MemoryError::Beyond { offset, .. }) if offset == end));
+    let nowhere = PageRange {
+        address: 0,
+        file_offset: 0,
+        bytes: PAGE_BYTES,
+    };
+    let refused = memory.write(&[nowhere], &[0; PAGE]);
+    assert!(matches!(refused, Err(MemoryError::Write { .. })));
 }

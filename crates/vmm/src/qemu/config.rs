@@ -114,6 +114,9 @@ pub struct QemuConfig {
     pub console: PathBuf,
     /// What confines QEMU.
     pub jail: Jail,
+    /// The library of `crates/preload`, by an absolute path: with it the kernel tracks what
+    /// the VM writes. A path that the loader would take apart is not used.
+    pub preload: Option<PathBuf>,
     /// Code cache of the translator, in MiB; without meaning for KVM.
     /// [`super::TB_SIZE_MIB`] is the measured choice.
     pub tb_size_mib: u32,

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::jail::seccomp::Program;
 use pando_sys::spawn::{Child, Limit, Spawn};
-use pando_types::Accelerator;
+use pando_types::{Accelerator, Size};
 use tokio::net::UnixStream;
 
 use super::arguments::{arguments, descriptor};
@@ -44,7 +45,7 @@ pub(super) struct Launched {
 pub(super) fn launch(config: &QemuConfig) -> Result<Launched, LaunchError> {
     let arguments = arguments(config)?;
     if let Start::Cold { memory, .. } = &config.start {
-        create_memory(memory, u64::from(config.size.memory_mib()) << 20)?;
+        create_memory(memory, memory_bytes(config.size))?;
     }
     let (qmp, qmp_theirs) = socket_pair()?;
     let (console, console_theirs) = socket_pair()?;
@@ -66,6 +67,12 @@ pub(super) fn launch(config: &QemuConfig) -> Result<Launched, LaunchError> {
         .descriptor(copy(data)?, descriptor::DATA)
         .descriptor(copy(nic)?, descriptor::NIC)
         .descriptor(console_theirs, descriptor::CONSOLE);
+    let spawn = match preload(config) {
+        Some(library) => spawn
+            .env("LD_PRELOAD", library)
+            .env("PANDO_RAM_BYTES", memory_bytes(config.size).to_string()),
+        None => spawn,
+    };
     let (spawn, layers) = jail(spawn, config)?;
     Ok(Launched {
         child: spawn.spawn()?,
@@ -73,6 +80,24 @@ pub(super) fn launch(config: &QemuConfig) -> Result<Launched, LaunchError> {
         console,
         stderr,
         layers,
+    })
+}
+
+fn memory_bytes(size: Size) -> u64 {
+    u64::from(size.memory_mib()) << 20
+}
+
+/// The library to load into QEMU, where the VM's memory will be a private mapping.
+///
+/// The loader splits its variable at spaces and colons and replaces `$` names: better no
+/// library than one that it complains about not finding.
+fn preload(config: &QemuConfig) -> Option<&Path> {
+    if let Start::Cold { keep: true, .. } = config.start {
+        return None;
+    }
+    config.preload.as_deref().filter(|path| {
+        let splits = |byte: &u8| matches!(byte, b' ' | b':' | b'$');
+        path.is_absolute() && !path.as_os_str().as_bytes().iter().any(splits)
     })
 }
 
@@ -133,6 +158,9 @@ fn policy(config: &QemuConfig) -> Policy {
     if config.accelerator == Accelerator::Kvm {
         policy = policy.allow(Path::new("/dev/kvm"), Access::Device);
     }
+    if let Some(library) = preload(config) {
+        policy = policy.allow_if_present(library, Access::Execute);
+    }
     // QEMU tries out what kinds of file locks there are on it.
     policy = policy.allow(Path::new("/dev/null"), Access::Write);
     policy = policy.allow(&config.slot, Access::Read);
@@ -174,8 +202,6 @@ fn policy(config: &QemuConfig) -> Policy {
 mod tests {
     use std::path::PathBuf;
 
-    use pando_types::Size;
-
     use super::*;
 
     fn config(folder: &Path) -> QemuConfig {
@@ -199,7 +225,40 @@ mod tests {
             slot: path("slot"),
             console: path("console"),
             jail: Jail::Strict { identity: None },
+            preload: None,
             tb_size_mib: 64,
+        }
+    }
+
+    #[test]
+    fn the_library_is_loaded_where_memory_is_private_and_its_path_is_taken_whole() {
+        let mut config = config(Path::new("/somewhere"));
+        assert_eq!(preload(&config), None);
+        for (path, used) in [
+            ("/state/v1/preload.so", true),
+            ("preload.so", false),
+            ("/my state/preload.so", false),
+            ("/a:b/preload.so", false),
+            ("/$LIB/preload.so", false),
+        ] {
+            config.preload = Some(path.into());
+            assert_eq!(preload(&config).is_some(), used, "{path}");
+        }
+        config.preload = Some("/preload.so".into());
+        let cold = |keep| Start::Cold {
+            kernel: "/kernel".into(),
+            initrd: "/initrd".into(),
+            command_line: String::new(),
+            memory: "/memory".into(),
+            keep,
+        };
+        for (start, used) in [
+            (Start::Unbound, true),
+            (cold(false), true),
+            (cold(true), false),
+        ] {
+            config.start = start;
+            assert_eq!(preload(&config).is_some(), used, "{:?}", config.start);
         }
     }
 

@@ -26,7 +26,7 @@ const DISK_BYTES: u64 = 1 << 20;
 const CODE_OFFSET: usize = 0x280;
 
 #[rustfmt::skip]
-const CODE: &[u8] = &[
+pub(crate) const CODE: &[u8] = &[
     0xfa,                               // cli
     0xb3, b'A',                         // mov $'A', %bl
     0x31, 0xc0,                         // tick: xor %ax, %ax
@@ -70,6 +70,29 @@ fn kernel_image() -> Vec<u8> {
     put(0x22c, &0x37ff_ffffu32.to_le_bytes()); // highest address of an initrd
     put(CODE_OFFSET, CODE);
     image
+}
+
+/// The library of `crates/preload`: cargo puts it beside the tests that depend on it.
+fn preload() -> PathBuf {
+    let library = std::env::current_exe()
+        .unwrap()
+        .with_file_name("libpando_preload.so");
+    assert!(library.is_file(), "no `{}`", library.display());
+    library
+}
+
+/// How changes should be found here: Linux tells what is written since 6.7.
+pub(crate) fn best_method() -> &'static str {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release
+        .split('.')
+        .map(|number| number.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next(), numbers.next());
+    if version >= (Some(6), Some(7)) {
+        "written"
+    } else {
+        "compare"
+    }
 }
 
 /// A folder with everything that VMs need, on the accelerator that this host has.
@@ -140,6 +163,7 @@ impl World {
             slot: self.path("slot"),
             console: self.path("console"),
             jail: Jail::Strict { identity: None },
+            preload: Some(preload()),
             tb_size_mib: TB_SIZE_MIB,
         })
         .await?;
@@ -210,13 +234,5 @@ impl Machine {
             }
             before = now;
         }
-    }
-
-    /// A line of the VMM's `/proc/PID/status`.
-    pub(crate) fn status_line(&self, name: &str) -> String {
-        let path = format!("/proc/{}/status", self.qemu.pid());
-        let status = std::fs::read_to_string(path).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_default().trim().to_owned()
     }
 }

@@ -25,6 +25,7 @@ fn config(start: Start) -> QemuConfig {
         jail: Jail::Off {
             reason: "nothing is started",
         },
+        preload: None,
         tb_size_mib: TB_SIZE_MIB,
     }
 }

@@ -1,0 +1,518 @@
+//! What is spawned from a snapshot: new sandboxes, children of a fork, a sandbox that is put
+//! back or goes on.
+//!
+//! All of them bring a VM up in a directory of its own first, which nobody knows. Then one
+//! transaction says that it is the sandbox's, and what was there before goes. A crash before
+//! it leaves the sandbox as it was; after it, as it is to be; the next start removes the
+//! directory that no row names.
+
+use super::take::Taken;
+use crate::bake::Ingredients;
+use crate::engine::{Change, Engine, Moved};
+use crate::lifecycle::Operation;
+use crate::request::{Caller, CreateSandbox, Fork, Forked, Sandbox, Snapshot, Start, TakeSnapshot};
+use crate::sandboxes::Entry;
+use crate::shims::{Shim, ShimProcess, log_last_words};
+use crate::source::{Source, lay_out_disk};
+use crate::spawn::{check_maps, env_of};
+use crate::{EngineError, Interruption, identity, ids};
+use pando_store::{SandboxRow, SavedState, Snapshot as Stored, SnapshotRow, fault};
+use pando_types::{Name, SandboxId, SandboxState, Size, SnapshotKind};
+use pando_wire::shim::ReadyResponse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::sync::Semaphore;
+
+/// Children of one fork.
+const FORK_MAX: u32 = 1000;
+
+/// What a VM goes on from.
+#[derive(Clone, Debug)]
+enum Origin {
+    /// Memory and disk.
+    Whole(Box<Source>),
+    /// The disk, and a bake that mounts it.
+    Disk(Box<Stored>, Box<Stored>),
+}
+
+/// A VM that is up and nobody's yet.
+struct Up {
+    home: SandboxId,
+    shim: Arc<Shim>,
+    ready: ReadyResponse,
+}
+
+/// A snapshot without a row, gone when it is dropped.
+struct Unlisted {
+    engine: Engine,
+    id: pando_types::SnapshotId,
+}
+
+impl Drop for Unlisted {
+    fn drop(&mut self) {
+        let (engine, id) = (self.engine.clone(), self.id.clone());
+        tokio::spawn(async move { engine.drop_snapshot(&id).await });
+    }
+}
+
+impl Engine {
+    /// Makes a sandbox from a snapshot; on an error nothing is left of it.
+    pub(crate) async fn spawn_from(
+        &self,
+        caller: &Caller,
+        request: CreateSandbox,
+    ) -> Result<Arc<Entry>, EngineError> {
+        check_maps(&request)?;
+        let reference = request.from.clone().unwrap_or_default();
+        if request.template.is_some() || request.start != Start::Auto {
+            return Err(EngineError::Invalid(
+                "`from` names what the sandbox is made from: give neither `template` nor `start` with it"
+                    .to_owned(),
+            ));
+        }
+        let row = self.inner.kept.find(caller, &reference)?;
+        check_size(&row, &request)?;
+        let _spawning = self.inner.pool.spawning();
+        let stored = self.stored(&row.id).await?;
+        let disk_only = request.disk_only || row.kind == SnapshotKind::Disk;
+        let origin = self.origin(&stored, disk_only).await?;
+        let child = SandboxRow {
+            name: request.name.as_ref().map(ToString::to_string),
+            env: to_json(&request.env)?,
+            labels: to_json(&request.labels)?,
+            parent: Some(row.id.clone()),
+            template: row.template.clone(),
+            ..self.child_row(caller, &stored)?
+        };
+        let made = self.make_child(child, &origin).await;
+        self.materialize_later(stored);
+        made
+    }
+
+    /// A new sandbox of a snapshot's size.
+    fn child_row(&self, caller: &Caller, stored: &Stored) -> Result<SandboxRow, EngineError> {
+        let manifest = &stored.manifest;
+        Ok(SandboxRow {
+            id: ids::sandbox().to_string(),
+            tenant: caller.tenant.clone(),
+            name: None,
+            state: SandboxState::Creating,
+            state_reason: None,
+            template: String::new(),
+            root: manifest.root.clone(),
+            cpus: manifest.machine.cpus,
+            memory_mib: manifest.machine.memory_mib,
+            env: String::new(),
+            labels: String::new(),
+            isolation: self.isolation_json(Vec::new())?,
+            created_at: SystemTime::now(),
+            started_at: None,
+            boot_id: self.inner.host.boot_id.clone(),
+            parent: None,
+            home: None,
+            paused_in: None,
+        })
+    }
+
+    async fn make_child(
+        &self,
+        row: SandboxRow,
+        origin: &Origin,
+    ) -> Result<Arc<Entry>, EngineError> {
+        let parent = row.parent.clone();
+        let entry = self.insert(row, None).await?;
+        let _turn = entry.turn.lock().await;
+        let up = async {
+            let up = self.bring_up_origin(&entry, origin).await?;
+            self.move_in(&entry, up, parent, None).await
+        };
+        match up.await {
+            Ok(()) => Ok(Arc::clone(&entry)),
+            Err(error) => {
+                self.erase(&entry, &format!("creation failed: {error}"))
+                    .await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes one snapshot and makes children of it, as many at once as there are cores.
+    pub(super) async fn fork_entry(
+        &self,
+        entry: &Arc<Entry>,
+        request: Fork,
+    ) -> Result<Forked, EngineError> {
+        if !(1..=FORK_MAX).contains(&request.count) {
+            return Err(EngineError::Invalid(format!(
+                "`count` is from 1 to {FORK_MAX}, not {}",
+                request.count
+            )));
+        }
+        let row = entry.row();
+        let mut env = env_of(&row)?;
+        env.extend(request.env);
+        // As a creation would refuse them.
+        let checked = CreateSandbox {
+            env,
+            labels: request.labels,
+            ..CreateSandbox::default()
+        };
+        check_maps(&checked)?;
+        let _spawning = self.inner.pool.spawning();
+        let (unlisted, taken) = self.take_for_fork(entry).await?;
+        let stored = &taken.stored;
+        fault::point("fork.taken");
+        self.materialize_for(stored, request.count).await?;
+        let origin = self.origin(stored, false).await?;
+        let child = SandboxRow {
+            env: to_json(&checked.env)?,
+            labels: to_json(&checked.labels)?,
+            parent: entry.row().parent,
+            template: row.template.clone(),
+            ..self.child_row(&Caller { tenant: row.tenant }, stored)?
+        };
+        let children = self.make_children(request.count, child, &origin).await;
+        drop(unlisted);
+        Ok(Forked {
+            cost: taken.cost,
+            children,
+        })
+    }
+
+    async fn take_for_fork(
+        &self,
+        entry: &Arc<Entry>,
+    ) -> Result<(Unlisted, Taken), EngineError> {
+        let _turn = entry.turn.lock().await;
+        entry.check(Operation::Fork)?;
+        let id = ids::snapshot();
+        let taken = self.take(entry, &id, SnapshotKind::Full, false).await?;
+        let unlisted = Unlisted {
+            engine: self.clone(),
+            id,
+        };
+        // The next fork is compared with this one.
+        self.follow_on(entry, &taken).await;
+        Ok((unlisted, taken))
+    }
+
+    async fn make_children(
+        &self,
+        count: u32,
+        child: SandboxRow,
+        origin: &Origin,
+    ) -> Vec<Result<Sandbox, EngineError>> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let turns = Arc::new(Semaphore::new(cores));
+        let tasks: Vec<_> = (0..count)
+            .map(|_| {
+                let (engine, origin, turns) = (self.clone(), origin.clone(), Arc::clone(&turns));
+                let row = SandboxRow {
+                    id: ids::sandbox().to_string(),
+                    created_at: SystemTime::now(),
+                    ..child.clone()
+                };
+                tokio::spawn(async move {
+                    // Never closed.
+                    let _turn = turns.acquire().await;
+                    engine.make_child(row, &origin).await?.describe()
+                })
+            })
+            .collect();
+        let mut children = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            let child = task.await.map_err(|error| EngineError::internal(&error));
+            children.push(child.and_then(|child| child));
+        }
+        children
+    }
+
+    /// Puts a sandbox back into a kept state. The caller has its turn.
+    pub(super) async fn put_back(
+        &self,
+        entry: &Arc<Entry>,
+        snapshot: &SnapshotRow,
+        save: Option<Name>,
+    ) -> Result<Option<Snapshot>, EngineError> {
+        entry.check(Operation::RollBack)?;
+        let row = entry.row();
+        let _spawning = self.inner.pool.spawning();
+        let stored = self.stored(&snapshot.id).await?;
+        check_same(&row, snapshot, &stored)?;
+        let origin = self
+            .origin(&stored, snapshot.kind == SnapshotKind::Disk)
+            .await?;
+        let saved = match save {
+            Some(name) => {
+                let request = TakeSnapshot {
+                    name: Some(name),
+                    ..TakeSnapshot::default()
+                };
+                Some(self.take_and_keep(entry, request).await?)
+            }
+            None => None,
+        };
+        let up = self.bring_up_origin(entry, &origin).await?;
+        fault::point("rollback.spawned");
+        let parent = Some(snapshot.id.clone());
+        let event = Some("sandbox.rolled_back");
+        self.move_in(entry, up, parent, event).await?;
+        self.materialize_later(stored);
+        Ok(saved)
+    }
+
+    /// Lets a paused sandbox go on. The caller has its turn.
+    pub(super) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+        if entry.state() == SandboxState::Running {
+            // Somebody was quicker: it does what was asked for.
+            return Ok(());
+        }
+        entry.check(Operation::Resume)?;
+        let row = entry.row();
+        let paused_in = row.paused_in.clone().unwrap_or_default();
+        let _spawning = self.inner.pool.spawning();
+        let stored = self.stored(&paused_in).await?;
+        let origin = self.origin(&stored, false).await?;
+        let up = self.bring_up_origin(entry, &origin).await?;
+        fault::point("resume.spawned");
+        self.move_in(entry, up, row.parent, Some("sandbox.resumed"))
+            .await
+    }
+
+    /// The VM that is up is the sandbox's from now on; what it had before goes.
+    async fn move_in(
+        &self,
+        entry: &Arc<Entry>,
+        up: Up,
+        parent: Option<String>,
+        event: Option<&'static str>,
+    ) -> Result<(), EngineError> {
+        let before = entry.row();
+        let old_home = self.dir_of(entry);
+        let identity =
+            identity::for_sandbox(&self.inner.dirs.get(&up.home), self.inner.host.accelerator);
+        self.log_ready(entry, &up.ready);
+        let change = Change {
+            state: SandboxState::Running,
+            reason: None,
+            isolation: Some(self.isolation_of(&up.ready, identity)?),
+            place: Some(Moved {
+                home: Some(up.home.to_string()),
+                parent,
+                paused_in: None,
+                event,
+            }),
+        };
+        if let Err(error) = self.change(entry, change).await {
+            self.discard(&up.home).await;
+            return Err(error);
+        }
+        let point = match event {
+            Some("sandbox.resumed") => "resume.indexed",
+            _ => "rollback.indexed",
+        };
+        fault::point(point);
+        if let Some(old) = entry.shim() {
+            old.interrupt(Interruption::RolledBack);
+        }
+        entry.set_shim(Some(Arc::clone(&up.shim)));
+        self.watch(entry, &up.shim);
+        ShimProcess::end(&old_home).await;
+        let cleaned = self.blocking(move |inner| {
+            old_home
+                .remove()
+                .map_err(|error| EngineError::internal(&error))?;
+            match before.paused_in {
+                Some(snapshot) => inner.snapshots.remove(&snapshot),
+                None => Ok(()),
+            }
+            .map_err(|error| EngineError::internal(&error))
+        });
+        if let Err(error) = cleaned.await {
+            // The next start finds what no row names.
+            tracing::warn!(sandbox = %entry.id, "files of the state before are left: {error}");
+        }
+        Ok(())
+    }
+
+    /// Brings a VM up for a sandbox, in a directory that is nobody's yet; on an error nothing
+    /// is left of it.
+    async fn bring_up_origin(&self, entry: &Entry, origin: &Origin) -> Result<Up, EngineError> {
+        if let Origin::Whole(source) = origin
+            && let Some((home, shim, ready)) = self.claim_any(entry, source).await?
+        {
+            return Ok(Up { home, shim, ready });
+        }
+        let home = ids::sandbox();
+        let dir = self.new_dir(&home)?;
+        let up = async {
+            let (laid_out, origin) = (dir.clone(), origin.clone());
+            let plan = tokio::task::spawn_blocking(move || match origin {
+                Origin::Whole(source) => {
+                    source.lay_out(&laid_out)?;
+                    Ok(source.plan())
+                }
+                Origin::Disk(snapshot, bake) => lay_out_disk(&laid_out, &snapshot, &bake),
+            });
+            let plan = plan.await.map_err(|error| EngineError::internal(&error))??;
+            self.bring_up(entry, &dir, &plan).await
+        };
+        match up.await {
+            Ok((shim, ready)) => Ok(Up { home, shim, ready }),
+            Err(error) => {
+                log_last_words(&dir);
+                self.discard(&home).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// A snapshot's files.
+    async fn stored(&self, id: &str) -> Result<Stored, EngineError> {
+        let key = id.to_owned();
+        let found = tokio::task::spawn_blocking({
+            let inner = Arc::clone(&self.inner);
+            move || inner.snapshots.get(&key)
+        });
+        let corrupt = |reason: String| EngineError::Corrupt {
+            id: id.to_owned(),
+            reason,
+        };
+        match found.await.map_err(|error| EngineError::internal(&error))? {
+            Ok(Some(stored)) => Ok(stored),
+            Ok(None) => Err(corrupt("its files are gone".to_owned())),
+            Err(error) => Err(corrupt(pando_shim::error_chain(&error))),
+        }
+    }
+
+    /// What a VM goes on from, once every layer was compared with its checksum and the
+    /// machine with this host's.
+    async fn origin(&self, stored: &Stored, disk_only: bool) -> Result<Origin, EngineError> {
+        let manifest = &stored.manifest;
+        let (inner, checked) = (Arc::clone(&self.inner), stored.clone());
+        let verified = tokio::task::spawn_blocking(move || inner.snapshots.verify(&checked));
+        let verified = verified
+            .await
+            .map_err(|error| EngineError::internal(&error))?;
+        verified.map_err(|error| EngineError::Corrupt {
+            id: manifest.id.clone(),
+            reason: pando_shim::error_chain(&error),
+        })?;
+        if disk_only {
+            let bake = self.pre_mount_of(stored).await?;
+            return Ok(Origin::Disk(Box::new(stored.clone()), Box::new(bake)));
+        }
+        let differences = self.inner.bakery.differences(&manifest.machine);
+        if !differences.is_empty() {
+            return Err(EngineError::Incompatible {
+                id: manifest.id.clone(),
+                differences: differences.join("; "),
+            });
+        }
+        let source = Source::new(stored.clone(), self.inner.materialized.source(stored));
+        if manifest.root_image.is_some() {
+            return Ok(Origin::Whole(Box::new(source)));
+        }
+        let ingredients = self.ingredients_of_snapshot(stored).await?;
+        let source = source.with_root(ingredients.base.root);
+        Ok(Origin::Whole(Box::new(source)))
+    }
+
+    async fn ingredients_of_snapshot(&self, stored: &Stored) -> Result<Ingredients, EngineError> {
+        let machine = &stored.manifest.machine;
+        let size = Size::new(machine.cpus, machine.memory_mib);
+        let size = size.map_err(|error| EngineError::internal(&error))?;
+        self.ingredients_of(&stored.manifest.root, size).await
+    }
+
+    async fn pre_mount_of(&self, stored: &Stored) -> Result<Stored, EngineError> {
+        let ingredients = self.ingredients_of_snapshot(stored).await?;
+        let bakery = &self.inner.bakery;
+        bakery.ensure(&ingredients, SavedState::PreMount).await
+    }
+
+    /// Puts a snapshot's memory together in the background: it was spawned from once, and may
+    /// be again.
+    fn materialize_later(&self, stored: Stored) {
+        if stored.manifest.kind != SavedState::Running {
+            return;
+        }
+        let inner = Arc::clone(&self.inner);
+        tokio::task::spawn_blocking(move || {
+            let bytes = u64::from(stored.manifest.machine.memory_mib) << 20;
+            if let Err(error) = inner.materialized.make(&stored, bytes) {
+                tracing::debug!("a memory is not put together: {error}");
+            }
+        });
+    }
+
+    /// Puts a snapshot's memory together now, if that is less work than to write its pages
+    /// into each of so many children.
+    async fn materialize_for(&self, stored: &Stored, children: u32) -> Result<(), EngineError> {
+        let source = self.inner.materialized.source(stored);
+        let one_file = source.file.as_deref().map(pando_sys::file::allocated_bytes);
+        let copied = one_file.and_then(Result::ok).unwrap_or(0) + source.pages_bytes;
+        if self.inner.materialized.shares() || u64::from(children) * source.pages_bytes < copied {
+            return Ok(());
+        }
+        let stored = stored.clone();
+        let made = self.blocking(move |inner| {
+            let bytes = u64::from(stored.manifest.machine.memory_mib) << 20;
+            inner.materialized.make(&stored, bytes)
+        });
+        if let Err(error) = made.await {
+            // Writing the pages into each child does as well.
+            tracing::debug!("a memory is not put together: {error}");
+        }
+        Ok(())
+    }
+}
+
+fn to_json(map: &BTreeMap<String, String>) -> Result<String, EngineError> {
+    serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
+}
+
+/// From a snapshot the size is the snapshot's.
+fn check_size(row: &SnapshotRow, request: &CreateSandbox) -> Result<(), EngineError> {
+    for (what, asked, has) in [
+        ("cpus", request.cpus, row.cpus),
+        ("memory_mib", request.memory_mib, row.memory_mib),
+    ] {
+        if let Some(asked) = asked.filter(|asked| *asked != has) {
+            return Err(EngineError::Invalid(format!(
+                "snapshot `{}` has `{what}` {has}, not {asked}: what is made from it has its size",
+                row.id
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A sandbox keeps its size and its root image.
+fn check_same(
+    row: &SandboxRow,
+    snapshot: &SnapshotRow,
+    stored: &Stored,
+) -> Result<(), EngineError> {
+    let mut differences = Vec::new();
+    let mut compare = |what: &str, snapshot: String, sandbox: String| {
+        if snapshot != sandbox {
+            differences.push(format!(
+                "{what}: {snapshot} in the snapshot, {sandbox} in the sandbox"
+            ));
+        }
+    };
+    compare("CPUs", snapshot.cpus.to_string(), row.cpus.to_string());
+    let memory = |mib: u32| format!("{mib} MiB of memory");
+    compare("memory", memory(snapshot.memory_mib), memory(row.memory_mib));
+    let short = |hash: &str| hash.chars().take(12).collect::<String>();
+    compare("root image", short(&stored.manifest.root), short(&row.root));
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(EngineError::Incompatible {
+            id: snapshot.id.clone(),
+            differences: differences.join("; "),
+        }),
+    }
+}
