@@ -1,5 +1,12 @@
 //! The command line: what can be typed. `docs/cli.md` is generated from it.
 
+mod snapshots;
+
+pub(crate) use snapshots::{
+    Fork, ManySnapshots, Rollback, Snapshot, SnapshotCommand, SnapshotList, SnapshotShow,
+    TakeSnapshot,
+};
+
 use crate::config::SettingKey;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
@@ -107,6 +114,26 @@ pub(crate) enum Command {
     Stop(Stop),
     /// Start a stopped sandbox on its disk
     Start(One),
+    /// Put sandboxes on disk, memory included; they then cost neither memory nor CPU time
+    Pause(Many),
+    /// Let paused sandboxes go on
+    Resume(Many),
+    /// Keep a sandbox's present state, and look after such snapshots
+    ///
+    /// `pando snapshot ID` prints the snapshot's id once it survives a power cut; the sandbox runs on meanwhile, but
+    /// for a moment. `pando create --from SNAPSHOT` makes sandboxes that go on from there.
+    Snapshot(Snapshot),
+    /// Make running children of a running sandbox and print their ids, one a line
+    Fork(Fork),
+    /// Put a sandbox back into a kept state, under its id
+    ///
+    /// What it has done since is lost, unless it is kept with --save. The snapshot must be of the sandbox's own size and
+    /// template.
+    Rollback(Rollback),
+    /// Draw snapshots and sandboxes below what they came from
+    Tree(Json),
+    /// Show where disk space has gone
+    Df(Json),
     /// Show what the daemon is doing
     Status(Json),
     /// Check what Pando needs
@@ -173,6 +200,12 @@ pub(crate) struct SandboxFlags {
     /// What to make it from [default: base]
     #[arg(short, long, value_name = "TEMPLATE")]
     pub(crate) template: Option<String>,
+    /// Make it from a snapshot instead, whose size it has: id, a prefix of it, or name
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "start"])]
+    pub(crate) from: Option<String>,
+    /// Take the snapshot's disk and not its memory: it starts as after a power-on
+    #[arg(long, requires = "from")]
+    pub(crate) disk_only: bool,
     /// 1, 2, 4 or 8
     #[arg(long, value_name = "N")]
     pub(crate) cpus: Option<u32>,

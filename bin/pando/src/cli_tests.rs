@@ -130,6 +130,123 @@ fn stop_and_logs_work_with_and_without_an_id() {
     assert!(matches!(parse("ls --url http://h:1"), Ok(Command::Ls(_))));
 }
 
+fn snapshot(line: &str) -> Option<SnapshotCommand> {
+    match parse(line) {
+        Ok(Command::Snapshot(snapshot)) => snapshot.command(),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_snapshot_is_taken_in_the_short_form_and_in_the_long_one() {
+    for line in [
+        "snapshot sabc --name green --disk --label a=1 -l b=2 --note fine",
+        "snapshot create sabc --name green --disk --label a=1 -l b=2 --note fine",
+        "snapshot --name green --disk -l a=1 -l b=2 --note fine sabc",
+        "snapshot --url http://h:1 create --name green --disk -l a=1 -l b=2 --note fine sabc",
+    ] {
+        let Some(SnapshotCommand::Create(take)) = snapshot(line) else {
+            panic!("{line}")
+        };
+        assert_eq!(take.id.as_deref(), Some("sabc"), "{line}");
+        assert_eq!(take.name.as_deref(), Some("green"), "{line}");
+        assert_eq!(take.note.as_deref(), Some("fine"), "{line}");
+        assert!(take.disk && take.label.len() == 2, "{line}");
+    }
+}
+
+#[test]
+fn the_words_of_snapshot_are_commands_and_never_sandboxes() {
+    assert!(matches!(
+        snapshot("snapshot ls -q"),
+        Some(SnapshotCommand::Ls(SnapshotList {
+            list: List { quiet: true, .. },
+            ..
+        }))
+    ));
+    assert!(matches!(
+        snapshot("snapshot --url http://h:1 ls"),
+        Some(SnapshotCommand::Ls(_))
+    ));
+    assert!(matches!(
+        snapshot("snapshot show green --json"),
+        Some(SnapshotCommand::Show(SnapshotShow { json: true, .. }))
+    ));
+    let Some(SnapshotCommand::Rm(rm)) = snapshot("snapshot rm green nabc") else {
+        panic!()
+    };
+    assert_eq!(rm.snapshots, ["green", "nabc"]);
+    for line in [
+        "snapshot",
+        "snapshot --name green",
+        "snapshot create",
+        "snapshot show",
+        "snapshot rm",
+        "snapshot sabc sdef",
+        "snapshot sabc --label x",
+        "snapshot ls -q --json",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+    for line in [
+        "snapshot --name x ls",
+        "snapshot sabc ls",
+        "snapshot --disk rm green",
+    ] {
+        assert!(snapshot(line).is_none(), "{line}");
+    }
+}
+
+#[test]
+fn a_sandbox_is_made_from_a_template_or_a_snapshot() {
+    let run = run("run --from green --disk-only --cpus 2 -- true");
+    assert_eq!(run.sandbox.from.as_deref(), Some("green"));
+    assert!(run.sandbox.disk_only);
+    for line in [
+        "create --from green -t base",
+        "create --from green --start boot",
+        "create --disk-only",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+#[test]
+fn a_fork_has_one_child_unless_told_otherwise() {
+    let count = |line: &str| match parse(line) {
+        Ok(Command::Fork(fork)) => fork.count,
+        other => panic!("{line}: {other:?}"),
+    };
+    assert_eq!(count("fork sabc"), 1);
+    assert_eq!(count("fork sabc -n 1000 -e A=1 --label b=2 --json"), 1000);
+    for line in [
+        "fork",
+        "fork sabc -n 0",
+        "fork sabc -n 1001",
+        "fork sabc -n -1",
+        "fork sabc -n many",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+#[test]
+fn rollback_pause_and_resume_name_what_they_are_about() {
+    let Ok(Command::Rollback(rollback)) = parse("rollback web green --save before") else {
+        panic!()
+    };
+    assert_eq!(
+        (&*rollback.id, &*rollback.snapshot, rollback.save.as_deref()),
+        ("web", "green", Some("before"))
+    );
+    assert!(parse("rollback web").is_err());
+    assert!(matches!(parse("pause a b"), Ok(Command::Pause(many)) if many.ids == ["a", "b"]));
+    assert!(matches!(parse("resume a"), Ok(Command::Resume(_))));
+    assert!(parse("pause").is_err() && parse("resume").is_err());
+    assert!(matches!(parse("tree --json"), Ok(Command::Tree(_))));
+    assert!(matches!(parse("df"), Ok(Command::Df(_))));
+}
+
 /// `docs/cli.md`, made from the definitions.
 fn documentation() -> String {
     use std::fmt::Write as _;

@@ -28,7 +28,8 @@ pub(crate) const TABLE: &[(&str, &str)] = &[
     ),
     (
         "1",
-        "The daemon refused, or the work failed; stderr says why. `rm`: one of the sandboxes was not found.",
+        "The daemon refused, or the work failed; stderr says why. `rm`, `pause`, `resume`, `snapshot rm`: it \
+         failed for one of those named, and the others are done. `fork`: one of the children could not be made.",
     ),
     ("2", "The command line is wrong."),
     (

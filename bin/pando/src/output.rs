@@ -95,6 +95,30 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
+/// A short time for people: milliseconds as long as they say something.
+pub(crate) fn milliseconds(count: f64) -> String {
+    if count < 10.0 {
+        format!("{count:.1} ms")
+    } else if count < 10_000.0 {
+        format!("{count:.0} ms")
+    } else {
+        format!("{:.1} s", count / 1000.0)
+    }
+}
+
+/// Text that somebody gave, on one line and without what a terminal would obey.
+pub(crate) fn printable(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    line
+}
+
 /// A span of time for people: its largest unit.
 pub(crate) fn age(seconds: u64) -> String {
     match seconds {
@@ -123,12 +147,24 @@ mod tests {
     }
 
     #[test]
+    fn a_note_cannot_drive_a_terminal() {
+        assert_eq!(
+            printable("two\nlines, \u{1b}[2Jü"),
+            "two\\nlines, \\u{1b}[2Jü"
+        );
+    }
+
+    #[test]
     fn sizes_and_ages_are_readable() {
         assert_eq!(
             (bytes(0), bytes(1023), bytes(1536)),
             ("0 B".to_owned(), "1023 B".to_owned(), "1.5 KiB".to_owned())
         );
         assert_eq!(bytes(350 << 20), "350.0 MiB");
+        assert_eq!(
+            [0.0, 6.24, 80.4, 1234.0, 12_345.0].map(milliseconds),
+            ["0.0 ms", "6.2 ms", "80 ms", "1234 ms", "12.3 s"]
+        );
         assert_eq!(
             (age(5), age(300), age(10_000), age(400_000)),
             ("5s".into(), "5m".into(), "2h".into(), "4d".into())

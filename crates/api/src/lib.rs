@@ -11,6 +11,7 @@ pub mod openapi;
 pub mod route;
 mod sandbox;
 mod server;
+mod snapshot;
 pub mod stream;
 
 pub use error::{ErrorBody, ErrorResponse};
@@ -20,4 +21,8 @@ pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
 pub use server::{
     BakeRequest, ConsoleLog, Event, EventList, Pool, PoolSlots, Size, Status, Template,
     TemplateList, WarmRequest,
+};
+pub use snapshot::{
+    DiskUsage, ForkError, ForkRequest, Forked, ForkedChild, RollbackRequest, RolledBack, Snapshot,
+    SnapshotList, TakeSnapshotRequest, Tree,
 };

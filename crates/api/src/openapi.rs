@@ -1,14 +1,14 @@
 //! The OpenAPI document, generated from [`crate::route::ROUTES`].
 
 use crate::ErrorResponse;
-use crate::route::{Answer, Body, Method, Query, ROUTES, Route, STREAM_SCHEMAS};
+use crate::route::{Answer, Body, Method, Query, QueryKind, ROUTES, Route, STREAM_SCHEMAS};
 use std::borrow::Cow;
 use std::fmt;
 use utoipa::openapi::path::{
     HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn, PathsBuilder,
 };
 use utoipa::openapi::request_body::RequestBody;
-use utoipa::openapi::schema::{KnownFormat, Schema, SchemaFormat, Type};
+use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, Schema, SchemaFormat, Type};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{
     ComponentsBuilder, Content, InfoBuilder, LicenseBuilder, ObjectBuilder, OpenApi,
@@ -187,11 +187,6 @@ fn request_body(body: Body) -> Option<RequestBody> {
 }
 
 fn answer(answer: Answer) -> (String, Response) {
-    let text = || {
-        RefOr::T(Schema::Object(
-            ObjectBuilder::new().schema_type(Type::String).build(),
-        ))
-    };
     let (status, description, content) = match answer {
         Answer::Json(status, schema) => (
             status,
@@ -204,7 +199,7 @@ fn answer(answer: Answer) -> (String, Response) {
             "The file.",
             Some(("application/octet-stream", bytes_schema())),
         ),
-        Answer::Text(media_type) => (200, "Done.", Some((media_type, text()))),
+        Answer::Text(media_type) => (200, "Done.", Some((media_type, plain(Type::String)))),
         Answer::WebSocket => (101, "A WebSocket; `docs/api.md` has its messages.", None),
     };
     let mut response = ResponseBuilder::new().description(description);
@@ -239,32 +234,41 @@ fn path_parameters(path: &'static str) -> impl Iterator<Item = Parameter> {
     names.map(|name| {
         let meaning = match name {
             "id" => "The sandbox's id, a prefix of it that fits no other, or its name.",
+            "ref" => "The snapshot's id, a prefix of it that fits no other, or its name.",
             _ => "The template: `name` or `name:tag`.",
         };
-        parameter(name, ParameterIn::Path, true, Type::String, meaning)
+        parameter(name, ParameterIn::Path, true, plain(Type::String), meaning)
     })
 }
 
 fn query_parameter(query: &Query) -> Parameter {
-    let kind = if query.number {
-        Type::Integer
-    } else {
-        Type::String
+    let schema = match query.kind {
+        QueryKind::Text => plain(Type::String),
+        QueryKind::Number => plain(Type::Integer),
+        QueryKind::Texts => RefOr::T(Schema::Array(
+            ArrayBuilder::new().items(plain(Type::String)).build(),
+        )),
     };
     parameter(
         query.name,
         ParameterIn::Query,
         query.required,
-        kind,
+        schema,
         query.meaning,
     )
+}
+
+fn plain(kind: Type) -> RefOr<Schema> {
+    RefOr::T(Schema::Object(
+        ObjectBuilder::new().schema_type(kind).build(),
+    ))
 }
 
 fn parameter(
     name: &str,
     place: ParameterIn,
     required: bool,
-    kind: Type,
+    schema: RefOr<Schema>,
     meaning: &str,
 ) -> Parameter {
     ParameterBuilder::new()
@@ -276,7 +280,7 @@ fn parameter(
             Required::False
         })
         .description(Some(meaning))
-        .schema(Some(ObjectBuilder::new().schema_type(kind)))
+        .schema(Some(schema))
         .build()
 }
 

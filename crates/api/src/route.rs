@@ -6,9 +6,10 @@
 
 use crate::openapi::SchemaOf;
 use crate::{
-    BakeRequest, ConsoleLog, CreateSandboxRequest, EventList, ExecRequest, ExecResponse, FileInfo,
-    FileList, MakeDirRequest, MoveRequest, ProcessList, Sandbox, SandboxList, Status, Template,
-    TemplateList, WarmRequest, stream,
+    BakeRequest, ConsoleLog, CreateSandboxRequest, DiskUsage, EventList, ExecRequest, ExecResponse,
+    FileInfo, FileList, ForkRequest, Forked, MakeDirRequest, MoveRequest, ProcessList,
+    RollbackRequest, RolledBack, Sandbox, SandboxList, Snapshot, SnapshotList, Status,
+    TakeSnapshotRequest, Template, TemplateList, Tree, WarmRequest, stream,
 };
 
 /// What a caller can ask for.
@@ -21,6 +22,11 @@ pub enum Operation {
     RemoveSandbox,
     StopSandbox,
     StartSandbox,
+    PauseSandbox,
+    ResumeSandbox,
+    TakeSnapshot,
+    ForkSandbox,
+    RollBackSandbox,
     Exec,
     ExecStream,
     ListProcesses,
@@ -34,6 +40,11 @@ pub enum Operation {
     ListFiles,
     MakeDir,
     MoveFile,
+    ListSnapshots,
+    GetSnapshot,
+    RemoveSnapshot,
+    Tree,
+    DiskUsage,
     ListEvents,
     ListTemplates,
     WarmTemplate,
@@ -75,10 +86,21 @@ pub struct Query {
     pub name: &'static str,
     /// Whether the request is refused without it.
     pub required: bool,
-    /// Whether its value is a whole number.
-    pub number: bool,
+    /// What its value is.
+    pub kind: QueryKind,
     /// What it does.
     pub meaning: &'static str,
+}
+
+/// What a parameter in the query holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKind {
+    /// Text.
+    Text,
+    /// A whole number.
+    Number,
+    /// Text, each time that it is given.
+    Texts,
 }
 
 /// The body of a request.
@@ -143,32 +165,39 @@ pub fn route_of(operation: Operation) -> &'static Route {
 const PATH: Query = Query {
     name: "path",
     required: true,
-    number: false,
+    kind: QueryKind::Text,
     meaning: "Absolute, or relative to the user's home.",
 };
 const USER: Query = Query {
     name: "user",
     required: false,
-    number: false,
+    kind: QueryKind::Text,
     meaning: "The account it is done as; `user` when left out.",
 };
 const DEPTH: Query = Query {
     name: "depth",
     required: false,
-    number: true,
+    kind: QueryKind::Number,
     meaning: "How many levels to list; 1 when left out.",
 };
 const AFTER: Query = Query {
     name: "after",
     required: false,
-    number: true,
+    kind: QueryKind::Number,
     meaning: "Only events with a higher sequence number.",
 };
 const LIMIT: Query = Query {
     name: "limit",
     required: false,
-    number: true,
+    kind: QueryKind::Number,
     meaning: "At most this many; 100 when left out, 1000 at most.",
+};
+
+const LABEL: Query = Query {
+    name: "label",
+    required: false,
+    kind: QueryKind::Texts,
+    meaning: "`NAME=VALUE`: only snapshots with this label; repeat it for more, all must fit.",
 };
 
 /// A row in one line.
@@ -215,6 +244,11 @@ pub const ROUTES: &[Route] = {
         row(O::RemoveSandbox, (Delete, "/v1/sandboxes/{id}"), &[], Empty, NoContent, "Remove a sandbox and its disk."),
         row(O::StopSandbox, (Post, "/v1/sandboxes/{id}/stop"), &[], Empty, gives::<Sandbox>(200), "Power a sandbox off; its disk is kept."),
         row(O::StartSandbox, (Post, "/v1/sandboxes/{id}/start"), &[], Empty, gives::<Sandbox>(200), "Start a stopped sandbox on its disk."),
+        row(O::PauseSandbox, (Post, "/v1/sandboxes/{id}/pause"), &[], Empty, gives::<Sandbox>(200), "Put a running sandbox on disk, memory included; it then costs neither memory nor CPU time."),
+        row(O::ResumeSandbox, (Post, "/v1/sandboxes/{id}/resume"), &[], Empty, gives::<Sandbox>(200), "Let a paused sandbox go on; one that runs is left as it is."),
+        row(O::TakeSnapshot, (Post, "/v1/sandboxes/{id}/snapshots"), &[], takes::<TakeSnapshotRequest>(), gives::<Snapshot>(201), "Keep a sandbox's present state; answers when that survives a power cut."),
+        row(O::ForkSandbox, (Post, "/v1/sandboxes/{id}/fork"), &[], takes::<ForkRequest>(), gives::<Forked>(201), "Make running children of a running sandbox."),
+        row(O::RollBackSandbox, (Post, "/v1/sandboxes/{id}/rollback"), &[], takes::<RollbackRequest>(), gives::<RolledBack>(200), "Put a sandbox back into a kept state, under its id."),
         row(O::Exec, (Post, "/v1/sandboxes/{id}/exec"), &[], takes::<ExecRequest>(), gives::<ExecResponse>(200), "Run a program to its end."),
         row(O::ExecStream, (Get, "/v1/sandboxes/{id}/exec/stream"), &[], Empty, WebSocket, "Run a program, or attach to one, with its input and output streamed."),
         row(O::ListProcesses, (Get, "/v1/sandboxes/{id}/processes"), &[], Empty, gives::<ProcessList>(200), "List the processes that can be attached to."),
@@ -228,6 +262,11 @@ pub const ROUTES: &[Route] = {
         row(O::ListFiles, (Get, "/v1/sandboxes/{id}/files/list"), &[PATH, USER, DEPTH], Empty, gives::<FileList>(200), "List a directory."),
         row(O::MakeDir, (Post, "/v1/sandboxes/{id}/files/mkdir"), &[], takes::<MakeDirRequest>(), gives::<FileInfo>(201), "Make a directory and its missing parents."),
         row(O::MoveFile, (Post, "/v1/sandboxes/{id}/files/move"), &[], takes::<MoveRequest>(), gives::<FileInfo>(200), "Move or rename a file or a directory."),
+        row(O::ListSnapshots, (Get, "/v1/snapshots"), &[LABEL], Empty, gives::<SnapshotList>(200), "List your snapshots."),
+        row(O::GetSnapshot, (Get, "/v1/snapshots/{ref}"), &[], Empty, gives::<Snapshot>(200), "Describe a snapshot."),
+        row(O::RemoveSnapshot, (Delete, "/v1/snapshots/{ref}"), &[], Empty, NoContent, "Remove a snapshot; what came from it is kept."),
+        row(O::Tree, (Get, "/v1/tree"), &[], Empty, gives::<Tree>(200), "Your snapshots and sandboxes, as they came from one another."),
+        row(O::DiskUsage, (Get, "/v1/df"), &[], Empty, gives::<DiskUsage>(200), "Where disk space has gone."),
         row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT], Empty, gives::<EventList>(200), "Read the journal."),
         row(O::ListTemplates, (Get, "/v1/templates"), &[], Empty, gives::<TemplateList>(200), "List the templates."),
         row(O::WarmTemplate, (Post, "/v1/templates/{name}/warm"), &[], takes::<WarmRequest>(), NoContent, "Bake a template at a size ahead of its first use."),

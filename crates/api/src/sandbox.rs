@@ -11,13 +11,21 @@ pub struct CreateSandboxRequest {
     /// `name` or `name:tag`; `base` when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
+    /// Instead of a template, the snapshot to make it from: id, a prefix of it that fits no other, or name. Its size is the
+    /// sandbox's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// With `from`: take the snapshot's disk and not its memory, so that it starts as after a power-on. Works also where
+    /// the memory cannot be used on this host.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub disk_only: bool,
     /// A name, unique among your sandboxes: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// 1, 2, 4 or 8; the template's default when left out.
+    /// 1, 2, 4 or 8; the template's default, or the snapshot's, when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// 256, 512, 1024, 2048, 4096, 8192 or 16384; the template's default when left out.
+    /// 256, 512, 1024, 2048, 4096, 8192 or 16384; the template's default, or the snapshot's, when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
     /// Environment of every process in it.
@@ -28,9 +36,13 @@ pub struct CreateSandboxRequest {
     pub labels: BTreeMap<String, String>,
     /// `auto` (when left out): the quickest there is, a waiting clone first. `snapshot`: loaded for this request from the
     /// template's saved machine. `boot`: its kernel boots from nothing, which takes seconds without KVM; it then shares no
-    /// kernel secret, such as the layout of its memory, with other sandboxes.
+    /// kernel secret, such as the layout of its memory, with other sandboxes. With `from` it can only be `auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A sandbox. Its environment is not repeated here, since it often holds secrets.
@@ -40,12 +52,15 @@ pub struct Sandbox {
     pub id: String,
     /// The name it was given.
     pub name: Option<String>,
-    /// `creating`, `running`, `stopping`, `stopped` or `failed`.
+    /// `creating`, `running`, `stopping`, `stopped`, `paused` or `failed`.
     pub state: String,
     /// Why it is in this state, where there is more to say.
     pub state_reason: Option<String>,
-    /// The template it was made from.
+    /// The template it was made from, or its first ancestor.
     pub template: String,
+    /// The id of the snapshot that its state came from last: the one it was made from or went back to, or the last that was
+    /// taken of it. That snapshot may be gone.
+    pub parent: Option<String>,
     /// What stands between it and the host.
     pub isolation: Isolation,
     /// Virtual CPUs.

@@ -1,4 +1,4 @@
-//! The client: one method an operation.
+//! The client: one method an operation. Those about snapshots are in `snapshots`.
 
 use crate::exec_stream::{self, ExecStream};
 use crate::transport::{Call, RequestBody, Transport, content_length, full};
@@ -12,12 +12,12 @@ use pando_api::stream::StreamRequest;
 use std::io;
 
 /// Nothing to send.
-const NO_BODY: Option<&()> = None;
+pub(crate) const NO_BODY: Option<&()> = None;
 
 /// A daemon's API.
 #[derive(Clone, Debug)]
 pub struct Client {
-    transport: Transport,
+    pub(crate) transport: Transport,
 }
 
 /// The contents of a file that is written.
@@ -56,7 +56,7 @@ impl FileSource {
     }
 }
 
-fn call(operation: Operation, target: &str) -> Call<'_> {
+pub(crate) fn call(operation: Operation, target: &str) -> Call<'_> {
     Call {
         operation,
         target,

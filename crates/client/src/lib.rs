@@ -7,6 +7,7 @@
 mod client;
 mod error;
 mod exec_stream;
+mod snapshots;
 mod transport;
 
 pub use client::{Client, FileSource};

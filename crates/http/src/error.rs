@@ -8,7 +8,7 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use pando_api::{ErrorBody, ErrorResponse};
+use pando_api::{ErrorBody, ErrorResponse, ForkError};
 use pando_engine::{EngineError, error_chain};
 use std::fmt::Write as _;
 
@@ -160,6 +160,15 @@ impl From<&ApiError> for Refusal {
 }
 
 impl Refusal {
+    /// As a part of an answer that is no refusal: a child of a fork that could not be made.
+    pub(crate) fn part(self) -> ForkError {
+        ForkError {
+            code: self.code.to_owned(),
+            message: self.message,
+            hint: Some(self.hint),
+        }
+    }
+
     fn body(self, request_id: &str) -> ErrorBody {
         let (code, request_id) = (self.code.to_owned(), request_id.to_owned());
         ErrorBody {
@@ -231,35 +240,43 @@ impl ErrorRow {
 /// Every error code with its status: the only place that knows both.
 #[rustfmt::skip]
 pub const ERRORS: &[ErrorRow] = &[
-    row("ambiguous_id", 409, "The shortened id fits more than one sandbox.", "Give more characters of it."),
+    row("ambiguous_id", 409, "The shortened id fits more than one sandbox, or more than one snapshot.", "Give more characters of it."),
     row("bad_guest_answer", 502, "The agent inside the sandbox answered something that is not an answer. Root inside a sandbox can replace the agent.", "Remove the sandbox, or `stop` and `start` it."),
     row("bake_failed", 500, "The template could not be booted and saved at the size that was asked for.", "`pando doctor` checks what the host lacks; `pando logs` has the daemon's log."),
     row("body_too_large", 413, "The JSON body is larger than a request can honestly be.", "Send files and long input by the files routes or the exec stream, which have no limit.").hint("large input goes by `files` or `exec/stream`"),
     row("cannot_run", 422, "The program could not be started: it does not exist, is not executable, or its working directory or account does not exist. The message says which.", "Check `argv[0]`, `cwd` and `user`. A command line with pipes or variables is `shell`, not `argv`."),
+    row("corrupt_snapshot", 422, "A layer of the snapshot is not what its manifest says, or the manifest is damaged. The message says which layer. Nothing was started from it.", "An older snapshot of the same sandbox may be whole: `pando tree` shows them. A disk that damages files damages more: look at the host's own log."),
     row("disk_full", 507, "The sandbox's own disk is full.", "Remove files inside the sandbox, or make a new one."),
     row("file_exists", 409, "There is already something at the path.", "Remove it first, or choose another path."),
     row("file_not_found", 404, "There is nothing at the path inside the sandbox.", "Paths are absolute or relative to the user's home; `files/list` shows a directory."),
     row("foreign_host", 421, "The `Host` of the request is not one that this daemon answers for. It refuses such requests because a web page can point its own name at your machine.", "Use `localhost` or the address the daemon listens on, or add the name to `public_hosts` in the configuration.").hint("use `localhost`, or add the name to `public_hosts` in the configuration"),
     row("foreign_origin", 403, "A web page of another origin tried to change something or to open a WebSocket. Pages served by a sandbox are always another origin.", "Call the API from a program. A page of your own on another name needs that name in `public_hosts`.").hint("call the API from a program, not from a page of another site"),
+    row("incompatible_snapshot", 409, "The memory of the snapshot cannot go on here: it was made under another VMM, CPU or kernel, or, for a rollback, is of another size or template than the sandbox. The message says what differs.", "`disk_only` (`pando create --from SNAPSHOT --disk-only`) starts from its disk, as after a power-on. For another size or template make a new sandbox from it."),
     row("internal", 500, "A fault of Pando's own.", "`pando logs` has the daemon's log; look for the `request_id`, and please report it.").hint("look for the request id in `pando logs`"),
     row("invalid_path", 400, "The path cannot be used for this: it is a directory where a file is wanted, or the other way round, or it is malformed.", "The message says what is wrong with it."),
     row("invalid_request", 400, "A value of the request is wrong; the message says which and what is allowed.", "Correct the value."),
     row("malformed_json", 400, "The body is not JSON, or has a field that is unknown or of the wrong type. Unknown fields are refused so that a misspelt option never goes unnoticed.", "The message names the field, line and column; `/openapi.json` has every field."),
     row("method_not_allowed", 405, "The path exists and does not take this method.", "The `Allow` header lists those it takes."),
     row("name_taken", 409, "Another sandbox has this name.", "Choose another name, or remove the other sandbox."),
-    row("no_space", 507, "The host's disk is full, or nearly.", "Remove sandboxes that are not needed; `pando doctor --paths` shows where Pando keeps its files."),
+    row("no_space", 507, "The host's disk is full, or nearly.", "Remove sandboxes and snapshots that are not needed; `pando df` shows what takes the space, `pando doctor --paths` shows where Pando keeps its files."),
+    row("paused", 409, "The call was cut off: its sandbox was put on disk while it ran. The program in it was not ended.", "`pando resume ID` lets it go on; a process that was followed can be attached to again then."),
     row("permission_denied", 403, "The account inside the sandbox may not touch the file.", "Use another account: `user=root` may touch everything."),
     row("process_not_found", 404, "The sandbox knows no process with this id. The oldest ended ones are forgotten first.", "`GET …/processes` lists those it knows."),
+    row("removed", 409, "The call was cut off: its sandbox was removed while it ran.", "`pando ls` lists the sandboxes there are."),
+    row("rolled_back", 409, "The call was cut off: its sandbox was put back into an earlier state while it ran. What the call had done in the sandbox is gone.", "Ask again: the sandbox runs on in the earlier state."),
     row("route_not_found", 404, "There is no such path.", "`/openapi.json` lists every route.").hint("`/openapi.json` lists every route"),
     row("sandbox_gone", 502, "The sandbox ended while it served the request: powered off from inside, crashed, or killed.", "`pando inspect ID` shows why, `pando logs ID` the guest's console."),
     row("sandbox_not_found", 404, "There is no such sandbox, or it is not yours.", "`pando ls` lists the ones you can see."),
+    row("snapshot_name_taken", 409, "Another snapshot has this name.", "Choose another name, or remove the other snapshot."),
+    row("snapshot_not_found", 404, "There is no such snapshot, or it is not yours.", "`pando snapshot ls` lists the ones you can see."),
     row("spawn_failed", 500, "The sandbox's virtual machine could not be started.", "`pando logs ID` shows the guest's console, `pando doctor` what the host lacks."),
+    row("stopped", 409, "The call was cut off: its sandbox was powered off while it ran.", "`pando start ID` starts it on its disk; what ran in it is gone."),
     row("template_not_found", 404, "There is no such template.", "`pando template ls` lists them; `make quickstart` makes `base`."),
     row("unauthorized", 401, "No API key was sent, or one that nobody holds.", "Send `Authorization: Bearer KEY` or `X-API-Key: KEY`. The first key is in `admin.key` in the state directory (`pando doctor --paths`).").hint("send `Authorization: Bearer KEY`; the first key is in `STATE_DIR/admin.key`"),
     row("unknown_user", 400, "The sandbox has no such account.", "Sandboxes made from `base` have `user` and `root`."),
     row("unsupported_media_type", 415, "The body is not declared as JSON.", "Send `Content-Type: application/json`.").hint("send `Content-Type: application/json`"),
     row("websocket_required", 426, "The route is a WebSocket and the request does not open one.", "Use a WebSocket client, or `POST …/exec` for a program that ends by itself."),
-    row("wrong_state", 409, "The sandbox is in a state in which this cannot be done, such as `exec` on a stopped one.", "`pando inspect ID` shows the state; `pando start ID` starts a stopped sandbox."),
+    row("wrong_state", 409, "The sandbox is in a state in which this cannot be done, such as `exec` on a stopped one.", "`pando inspect ID` shows the state; `pando start ID` starts a stopped sandbox, `pando resume ID` lets a paused one go on."),
 ];
 
 fn row_of(code: &str) -> Option<&'static ErrorRow> {
@@ -298,18 +315,34 @@ pub fn error_documentation() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pando_engine::Interruption;
     use pando_types::SandboxState;
 
     /// One of each; adding a variant fails to compile until it is listed here.
     fn every_engine_error() -> Vec<EngineError> {
         use EngineError as E;
         let text = String::new;
+        let interrupted = |by| E::Interrupted { id: text(), by };
         let all = vec![
             E::SandboxNotFound(text()),
             E::Ambiguous(text()),
             E::TemplateNotFound(text()),
             E::ProcessNotFound(text()),
             E::NameTaken(text()),
+            E::SnapshotNotFound(text()),
+            E::SnapshotNameTaken(text()),
+            E::Incompatible {
+                id: text(),
+                differences: text(),
+            },
+            E::Corrupt {
+                id: text(),
+                reason: text(),
+            },
+            interrupted(Interruption::RolledBack),
+            interrupted(Interruption::Paused),
+            interrupted(Interruption::Stopped),
+            interrupted(Interruption::Removed),
             E::Invalid(text()),
             E::WrongState {
                 id: text(),
@@ -340,6 +373,14 @@ mod tests {
                 | E::SpawnFailed(_)
                 | E::BakeFailed { .. }
                 | E::NoSpace(_) => {}
+                E::SnapshotNotFound(_) | E::SnapshotNameTaken(_) => {}
+                E::Incompatible { .. } | E::Corrupt { .. } => {}
+                E::Interrupted { by, .. } => match by {
+                    Interruption::RolledBack
+                    | Interruption::Paused
+                    | Interruption::Stopped
+                    | Interruption::Removed => {}
+                },
                 E::Internal(_) => {}
             }
         }
@@ -401,6 +442,24 @@ mod tests {
             found == error_documentation(),
             "docs/errors.md is stale: run `PANDO_BLESS=1 cargo test -p pando-http`"
         );
+    }
+
+    #[test]
+    fn a_call_that_was_cut_off_says_by_what() {
+        for (by, code, message) in [
+            (Interruption::RolledBack, "rolled_back", "rolled back"),
+            (Interruption::Paused, "paused", "paused"),
+            (Interruption::Stopped, "stopped", "stopped"),
+            (Interruption::Removed, "removed", "removed"),
+        ] {
+            let id = "s1".to_owned();
+            let error = ApiError::from(EngineError::Interrupted { id, by });
+            assert_eq!((error.code(), error.status().as_u16()), (code, 409));
+            assert!(
+                error.to_string().ends_with(&format!("was {message}")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -28,6 +28,10 @@ pub(crate) fn gate() -> Gate {
             get(|Params(sample): Params<Sample>| async move { sample.number.to_string() }),
         )
         .route(
+            "/v1/pairs",
+            get(|Params(pairs): Params<Vec<(String, String)>>| async move { format!("{pairs:?}") }),
+        )
+        .route(
             "/v1/panic",
             get(|| async {
                 if true {
@@ -100,6 +104,19 @@ async fn send(method: &str, path: &str, headers: &[(&str, &str)], body: impl Int
 
 const AUTHORIZED: (&str, &str) = ("x-api-key", KEY);
 const JSON: (&str, &str) = ("content-type", "application/json");
+
+#[tokio::test]
+async fn a_parameter_may_be_repeated_where_a_handler_takes_pairs() {
+    let pairs = send(
+        "GET",
+        "/v1/pairs?label=a%3D1&label=b%3Dx%3Dy",
+        &[AUTHORIZED],
+        "",
+    )
+    .await;
+    assert_eq!(pairs.text, r#"[("label", "a=1"), ("label", "b=x=y")]"#);
+    assert_eq!(send("GET", "/v1/pairs", &[AUTHORIZED], "").await.text, "[]");
+}
 
 #[tokio::test]
 async fn a_key_is_needed_everywhere_but_for_health() {

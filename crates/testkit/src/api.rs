@@ -41,6 +41,24 @@ impl Answer {
     }
 }
 
+impl Answer {
+    /// Status and body of a refusal, without the request's id, which must be the header's.
+    pub fn refusal(&self) -> String {
+        let mut body: Value =
+            serde_json::from_str(&self.text).unwrap_or_else(|_| Value::String(self.text.clone()));
+        if let Some(error) = body.get_mut("error").and_then(Value::as_object_mut) {
+            let request_id = error.remove("request_id").unwrap_or_default();
+            assert_eq!(
+                self.header("x-request-id"),
+                request_id.as_str(),
+                "{}",
+                self.text
+            );
+        }
+        format!("{} {body}", self.status)
+    }
+}
+
 impl Api {
     /// An endpoint with a key, or without.
     pub fn new(url: String, key: Option<String>) -> Self {
@@ -73,6 +91,31 @@ impl Api {
             &[("content-type", "application/json")],
             body.to_string().as_bytes(),
         )
+    }
+
+    /// Takes a snapshot of a sandbox.
+    pub fn snapshot(&self, sandbox: &str, request: &Value) -> Answer {
+        self.post(&format!("/v1/sandboxes/{sandbox}/snapshots"), request)
+    }
+
+    /// Makes children of a sandbox.
+    pub fn fork(&self, sandbox: &str, request: &Value) -> Answer {
+        self.post(&format!("/v1/sandboxes/{sandbox}/fork"), request)
+    }
+
+    /// Puts a sandbox back into a kept state.
+    pub fn roll_back(&self, sandbox: &str, request: &Value) -> Answer {
+        self.post(&format!("/v1/sandboxes/{sandbox}/rollback"), request)
+    }
+
+    /// Puts a sandbox on disk.
+    pub fn pause(&self, sandbox: &str) -> Answer {
+        self.send("POST", &format!("/v1/sandboxes/{sandbox}/pause"), &[], b"")
+    }
+
+    /// Lets a paused sandbox go on.
+    pub fn resume(&self, sandbox: &str) -> Answer {
+        self.send("POST", &format!("/v1/sandboxes/{sandbox}/resume"), &[], b"")
     }
 
     /// `PUT path` with raw bytes.

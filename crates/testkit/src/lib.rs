@@ -9,7 +9,9 @@
 )]
 
 mod api;
+mod footprint;
 mod world;
 
 pub use api::{Answer, Api};
+pub use footprint::Footprint;
 pub use world::{Options, Ran, World, pando};

@@ -54,6 +54,14 @@ pub struct Ran {
     pub stderr: String,
 }
 
+impl Ran {
+    /// Exit code and stderr of a command that was refused; stdout is for data, so there is nothing on it.
+    pub fn refusal(&self) -> String {
+        assert_eq!(self.stdout, "", "stdout is for data: {self:?}");
+        format!("exit {}: {}", self.code, self.stderr.trim_end())
+    }
+}
+
 impl World {
     /// A fresh world with the template `base`.
     pub fn start() -> Self {
@@ -178,6 +186,17 @@ impl World {
             .expect("the admin key")
             .trim()
             .to_owned()
+    }
+
+    /// Takes out of a text what differs from run to run: this world's places, and these ids.
+    pub fn filtered(&self, ids: &[&str], text: &str) -> String {
+        let mut text = text
+            .replace(&self.state_dir.display().to_string(), "<state>")
+            .replace(&self.url(), "<url>");
+        for id in ids {
+            text = text.replace(id, "<id>");
+        }
+        text
     }
 
     /// The REST API, with the admin key.

@@ -25,3 +25,9 @@ pub const NOTE_BYTES: usize = 4 << 10;
 
 /// The virtual size of a sandbox's writable disk. It takes space only as it is written.
 pub const DISK_GIB: u64 = 8;
+
+/// Children of one fork. Beyond it a caller forks again and sees in between what came of it.
+pub const FORK_CHILDREN: u32 = 1000;
+
+/// A snapshot's note: a sentence or a page for people, not a place for data.
+pub const NOTE_BYTES: usize = 4 << 10;

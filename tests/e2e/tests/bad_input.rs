@@ -1,98 +1,10 @@
 //! What a person or a program may get wrong: each row is tried over REST or the command
 //! line, its exact words are in `snapshots/`, and nothing is left behind by any.
 
-use pando_testkit::{Api, Options, Ran, World};
+use pando_testkit::{Api, Footprint, Options, World};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-
-/// What must be the same before and after a refused request.
-#[derive(Debug, PartialEq, Eq)]
-struct Footprint {
-    processes: BTreeSet<String>,
-    descriptors: usize,
-    files: BTreeSet<String>,
-    rows: String,
-}
-
-impl Footprint {
-    fn of(world: &World) -> Self {
-        let daemon = world.daemon_pid();
-        let descriptors = std::fs::read_dir(format!("/proc/{daemon}/fd"))
-            .unwrap()
-            .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
-            // Connections of the client's own pool come and go with the client.
-            .filter(|target| !target.to_string_lossy().starts_with("socket:"))
-            .count();
-        let rows = world.api().get("/v1/sandboxes").json();
-        let rows = rows["sandboxes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|row| format!("{} {}", row["id"], row["state"]))
-            .collect();
-        Self {
-            processes: processes_of(world),
-            descriptors,
-            files: files_below(world.state_dir()),
-            rows,
-        }
-    }
-}
-
-/// Shims and VMMs whose working directory is in the world.
-fn processes_of(world: &World) -> BTreeSet<String> {
-    let inside = |pid: &str| {
-        std::fs::read_link(format!("/proc/{pid}/cwd"))
-            .is_ok_and(|cwd| cwd.starts_with(world.state_dir()))
-    };
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
-        .filter(|pid| inside(pid))
-        .collect()
-}
-
-fn files_below(dir: &Path) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        // SQLite's own files beside the index come and go.
-        if !entry.file_name().to_string_lossy().starts_with("pando.db") {
-            found.insert(entry.path().display().to_string());
-            if entry.file_type().unwrap().is_dir() {
-                found.extend(files_below(&entry.path()));
-            }
-        }
-    }
-    found
-}
-
-/// Takes out what differs from run to run.
-fn filtered(world: &World, ids: &[&str], text: &str) -> String {
-    let mut text = text
-        .replace(&world.state_dir().display().to_string(), "<state>")
-        .replace(&world.url(), "<url>");
-    for id in ids {
-        text = text.replace(id, "<id>");
-    }
-    text
-}
-
-fn error_of(answer: &pando_testkit::Answer) -> String {
-    let mut body: Value =
-        serde_json::from_str(&answer.text).unwrap_or_else(|_| Value::String(answer.text.clone()));
-    if let Some(error) = body.get_mut("error").and_then(Value::as_object_mut) {
-        let request_id = error.remove("request_id").unwrap_or_default();
-        assert_eq!(
-            answer.header("x-request-id"),
-            request_id.as_str(),
-            "{}",
-            answer.text
-        );
-    }
-    format!("{} {body}", answer.status)
-}
 
 #[test]
 fn rest_refuses_with_a_status_a_code_and_a_hint() {
@@ -204,7 +116,7 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
     ];
     let mut table = String::new();
     for (row, path, body) in &posts {
-        table += &format!("{row}: {}\n", error_of(&world.api().post(path, body)));
+        table += &format!("{row}: {}\n", world.api().post(path, body).refusal());
     }
     let gets = [
         ("missing file", files("path=/nope")),
@@ -221,11 +133,11 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
         ),
     ];
     for (row, path) in &gets {
-        table += &format!("{row}: {}\n", error_of(&world.api().get(path)));
+        table += &format!("{row}: {}\n", world.api().get(path).refusal());
     }
     table += &raw_rows(&world, &exec);
     assert_eq!(Footprint::of(&world), before);
-    insta::assert_snapshot!(filtered(&world, &[&id], &table));
+    insta::assert_snapshot!(world.filtered(&[&id], &table));
 }
 
 /// Requests that are wrong below JSON.
@@ -284,7 +196,7 @@ fn raw_rows(world: &World, exec: &str) -> String {
         ),
     ];
     rows.iter()
-        .map(|(row, answer)| format!("{row}: {}\n", error_of(answer)))
+        .map(|(row, answer)| format!("{row}: {}\n", answer.refusal()))
         .collect()
 }
 
@@ -353,18 +265,15 @@ fn the_command_line_refuses_with_an_exit_code_and_a_sentence() {
     ];
     let mut table = String::new();
     for (row, args) in &rows {
-        table += &format!("# {row}\n{}\n", told(&world.run(args)));
+        table += &format!("# {row}\n{}\n", world.run(args).refusal());
     }
     assert_eq!(Footprint::of(&world), before);
     let scratch = world.scratch("").display().to_string();
     insta::assert_snapshot!(
-        filtered(&world, &[&id], &table).replace(scratch.trim_end_matches('/'), "<scratch>")
+        world
+            .filtered(&[&id], &table)
+            .replace(scratch.trim_end_matches('/'), "<scratch>")
     );
-}
-
-fn told(ran: &Ran) -> String {
-    assert_eq!(ran.stdout, "", "stdout is for data: {ran:?}");
-    format!("exit {}: {}", ran.code, ran.stderr.trim_end())
 }
 
 #[test]
@@ -379,7 +288,7 @@ fn a_guest_without_a_shell_says_so() {
         &format!("/v1/sandboxes/{id}/exec"),
         &json!({ "shell": "true" }),
     );
-    insta::assert_snapshot!(filtered(&world, &[&id], &error_of(&answer)));
+    insta::assert_snapshot!(world.filtered(&[&id], &answer.refusal()));
     assert_eq!(
         world.exec(&id, &json!({ "argv": ["/bin/true"] }))["exit_code"],
         0
@@ -400,11 +309,13 @@ fn a_daemon_that_cannot_start_says_why() {
     let address = format!("127.0.0.1:{port}");
     table += &format!(
         "# port taken\n{}\n",
-        told(&world.run(["serve", "--listen", &address].iter().chain(&elsewhere)))
+        world
+            .run(["serve", "--listen", &address].iter().chain(&elsewhere))
+            .refusal()
     );
     table += &format!(
         "# already running\n{}\n",
-        told(&world.run(["serve", "--listen", "127.0.0.1:0"]))
+        world.run(["serve", "--listen", "127.0.0.1:0"]).refusal()
     );
 
     for (row, name, value) in [
@@ -448,7 +359,7 @@ fn a_daemon_that_cannot_start_says_why() {
             String::from_utf8_lossy(&output.stderr).trim_end()
         );
     }
-    table += &format!("# no template yet\n{}\n", told(&world.run(["create"])));
+    table += &format!("# no template yet\n{}\n", world.run(["create"]).refusal());
     let mut command = world.command(["ls"]);
     let output = command
         .env("PANDO_URL", "http://127.0.0.1:1")
@@ -461,6 +372,8 @@ fn a_daemon_that_cannot_start_says_why() {
     );
     let scratch = world.scratch("").display().to_string();
     insta::assert_snapshot!(
-        filtered(&world, &[&address], &table).replace(scratch.trim_end_matches('/'), "<scratch>")
+        world
+            .filtered(&[&address], &table)
+            .replace(scratch.trim_end_matches('/'), "<scratch>")
     );
 }

@@ -26,6 +26,8 @@ pub(super) async fn create(client: Client, flags: Create) -> anyhow::Result<u8> 
 pub(super) fn request(flags: &SandboxFlags) -> CreateSandboxRequest {
     CreateSandboxRequest {
         template: flags.template.clone(),
+        from: flags.from.clone(),
+        disk_only: flags.disk_only,
         cpus: flags.cpus,
         memory_mib: flags.memory,
         start: flags.start.clone(),
@@ -50,6 +52,9 @@ pub(super) async fn make(
 
 /// Tells a person that the size is baked first, if it is.
 async fn tell_of_bake(client: &Client, wanted: &CreateSandboxRequest) {
+    if wanted.from.is_some() {
+        return;
+    }
     let template = wanted.template.as_deref().unwrap_or("base");
     let Ok(templates) = client.templates().await else {
         return;

@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod cp;
 mod create;
+mod df;
 mod doctor;
 mod events;
 mod exec;
@@ -12,9 +13,11 @@ mod run;
 mod sandboxes;
 mod serve;
 mod shim;
+mod snapshots;
 mod status;
 mod stop;
 mod template;
+mod tree;
 mod uninstall;
 
 use crate::cli::{Cli, Command, ConfigCommand, Global, ProgramFlags};
@@ -40,6 +43,13 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Inspect(flags) => ask(&global, |client| sandboxes::inspect(client, flags)),
         Command::Rm(flags) => ask(&global, |client| sandboxes::rm(client, flags)),
         Command::Start(flags) => ask(&global, |client| sandboxes::start(client, flags)),
+        Command::Pause(flags) => ask(&global, |client| snapshots::pause(client, flags)),
+        Command::Resume(flags) => ask(&global, |client| snapshots::resume(client, flags)),
+        Command::Snapshot(flags) => ask(&global, |client| snapshots::snapshot(client, flags)),
+        Command::Fork(flags) => ask(&global, |client| snapshots::fork(client, flags)),
+        Command::Rollback(flags) => ask(&global, |client| snapshots::rollback(client, flags)),
+        Command::Tree(flags) => ask(&global, |client| tree::tree(client, flags)),
+        Command::Df(flags) => ask(&global, |client| df::df(client, flags)),
         Command::Stop(flags) => stop::stop(&global, flags),
         Command::Logs(flags) => logs::logs(&global, flags),
         Command::Status(flags) => ask(&global, |client| status::status(client, flags)),
@@ -116,10 +126,21 @@ async fn remove_each(
     names: &[String],
     remove: impl AsyncFn(&str) -> Result<(), ClientError>,
 ) -> anyhow::Result<u8> {
+    for_each(names, async |name| {
+        remove(name).await.map(|()| name.to_owned())
+    })
+    .await
+}
+
+/// Does it to all it can be done to, and prints what comes of each; fails if it cannot be done to one.
+async fn for_each(
+    names: &[String],
+    work: impl AsyncFn(&str) -> Result<String, ClientError>,
+) -> anyhow::Result<u8> {
     let mut code = exit::DONE;
     for name in names {
-        match remove(name).await {
-            Ok(()) => output::line(name),
+        match work(name).await {
+            Ok(done) => output::line(&done),
             Err(error @ ClientError::NotReachable { .. }) => return Err(error.into()),
             Err(error) => {
                 output::report(&error.into());

@@ -1,5 +1,7 @@
 //! Between the API's types and the engine's.
 
+pub(super) mod snapshots;
+
 use crate::error::ApiError;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -8,7 +10,7 @@ use pando_api as api;
 use pando_api::stream;
 use pando_engine::request as engine;
 use pando_types::limits::EXEC_STDIN_BYTES;
-use pando_types::{Size, TemplateRef};
+use pando_types::{Name, Size, TemplateRef};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{Duration, SystemTime};
@@ -48,21 +50,36 @@ pub(super) fn create_sandbox(
     // Both parts are checked here, so that the one that is given is named.
     size(request.cpus, request.memory_mib)?;
     check_env(&request.env)?;
+    let start = start(request.start.as_deref())?;
+    match (&request.from, &request.template) {
+        (Some(_), Some(_)) => return Err(invalid("give `template` or `from`, not both")),
+        (Some(_), None) if start != engine::Start::Auto => {
+            return Err(invalid(
+                "`start` says how a template is started: with `from` it can only be `auto`",
+            ));
+        }
+        (None, _) if request.disk_only => {
+            return Err(invalid("`disk_only` needs `from`"));
+        }
+        _ => {}
+    }
     Ok(engine::CreateSandbox {
         from: None,
         disk_only: false,
         template: request.template.as_deref().map(template_ref).transpose()?,
-        name: request
-            .name
-            .map(|name| name.parse())
-            .transpose()
-            .map_err(invalid)?,
+        from: request.from,
+        disk_only: request.disk_only,
+        name: name(request.name)?,
         cpus: request.cpus,
         memory_mib: request.memory_mib,
         env: request.env,
         labels: request.labels,
-        start: start(request.start.as_deref())?,
+        start,
     })
+}
+
+fn name(text: Option<String>) -> Result<Option<Name>, ApiError> {
+    text.map(|text| text.parse()).transpose().map_err(invalid)
 }
 
 fn start(word: Option<&str>) -> Result<engine::Start, ApiError> {
@@ -98,6 +115,7 @@ pub(super) fn sandbox(sandbox: engine::Sandbox) -> api::Sandbox {
         state: sandbox.state.to_string(),
         state_reason: sandbox.state_reason,
         template: sandbox.template.to_string(),
+        parent: sandbox.parent.map(|parent| parent.to_string()),
         isolation: api::Isolation {
             vmm: sandbox.isolation.vmm,
             accelerator: sandbox.isolation.accelerator.to_string(),
@@ -458,6 +476,48 @@ mod tests {
         assert_eq!(
             message(create_sandbox(request)),
             "`A=B` cannot be a variable's name"
+        );
+    }
+
+    #[test]
+    fn a_sandbox_is_made_from_a_template_or_a_snapshot() {
+        let from = |more: api::CreateSandboxRequest| {
+            let from = Some("green".to_owned());
+            create_sandbox(api::CreateSandboxRequest { from, ..more })
+        };
+        let none = api::CreateSandboxRequest::default;
+        let wanted = from(api::CreateSandboxRequest {
+            disk_only: true,
+            cpus: Some(2),
+            start: Some("auto".to_owned()),
+            ..none()
+        })
+        .unwrap();
+        assert_eq!(wanted.from.as_deref(), Some("green"));
+        assert_eq!(
+            (wanted.disk_only, wanted.cpus, wanted.template),
+            (true, Some(2), None)
+        );
+        assert_eq!(
+            message(from(api::CreateSandboxRequest {
+                template: Some("base".to_owned()),
+                ..none()
+            })),
+            "give `template` or `from`, not both"
+        );
+        assert!(
+            message(from(api::CreateSandboxRequest {
+                start: Some("boot".to_owned()),
+                ..none()
+            }))
+            .contains("with `from` it can only be `auto`")
+        );
+        assert_eq!(
+            message(create_sandbox(api::CreateSandboxRequest {
+                disk_only: true,
+                ..none()
+            })),
+            "`disk_only` needs `from`"
         );
     }
 

@@ -9,6 +9,7 @@ mod files;
 mod guest_file;
 mod sandboxes;
 mod server_info;
+mod snapshots;
 mod stdin_queue;
 mod stream;
 
@@ -47,6 +48,16 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::RemoveSandbox => on(filter, sandboxes::remove),
         Operation::StopSandbox => on(filter, sandboxes::stop),
         Operation::StartSandbox => on(filter, sandboxes::start),
+        Operation::PauseSandbox => on(filter, snapshots::pause),
+        Operation::ResumeSandbox => on(filter, snapshots::resume),
+        Operation::TakeSnapshot => on(filter, snapshots::take),
+        Operation::ForkSandbox => on(filter, snapshots::fork),
+        Operation::RollBackSandbox => on(filter, snapshots::roll_back),
+        Operation::ListSnapshots => on(filter, snapshots::list),
+        Operation::GetSnapshot => on(filter, snapshots::get),
+        Operation::RemoveSnapshot => on(filter, snapshots::remove),
+        Operation::Tree => on(filter, snapshots::tree),
+        Operation::DiskUsage => on(filter, snapshots::disk_usage),
         Operation::Ping => on(filter, sandboxes::ping),
         Operation::ConsoleLog => on(filter, sandboxes::console),
         Operation::Exec => on(filter, exec::exec),
