@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use buffa::Message;
 use bytes::Bytes;
-use connectrpc::{ConnectError, Encodable, RequestContext, Response, ServiceRequest, ServiceResult};
+use connectrpc::{
+    ConnectError, Encodable, RequestContext, Response, ServiceRequest, ServiceResult,
+};
 use pando_wire::channel::{PortControl, PortHandler};
 use pando_wire::guest::{
     self as wire, Frozen, InfoResponse, PingResponse, Resume, Resumed, ShutdownResponse,

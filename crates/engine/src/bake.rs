@@ -11,7 +11,8 @@ use pando_image::{BaseImage, Initrd};
 use pando_shim::host::machine_identity;
 use pando_shim::spec::{self, Begin, ShimSpec};
 use pando_store::{
-    Machine, Manifest, SandboxDir, SandboxDirs, Snapshot, SavedState, Snapshots, Staging, StoreError,
+    Machine, Manifest, SandboxDir, SandboxDirs, SavedState, Snapshot, Snapshots, Staging,
+    StoreError,
 };
 use pando_types::{SandboxId, Size};
 use pando_wire::shim::{BakeRequest, BakeResponse, Command, ExecRequest, State};

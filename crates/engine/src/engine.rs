@@ -10,9 +10,7 @@ use crate::snapshots::Kept;
 use crate::{EngineError, keys};
 use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
-use pando_store::{
-    Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified,
-};
+use pando_store::{Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified};
 use pando_types::SandboxState;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -336,7 +334,10 @@ impl Engine {
                 let kind = format!("sandbox.{}", written.state);
                 let event = NewEvent {
                     tenant: &tenant,
-                    kind: written.place.as_ref().map_or(&kind, |moved| moved.event.unwrap_or(&kind)),
+                    kind: written
+                        .place
+                        .as_ref()
+                        .map_or(&kind, |moved| moved.event.unwrap_or(&kind)),
                     subject: &id,
                     detail: written.reason.as_deref().unwrap_or_default(),
                 };
@@ -513,7 +514,11 @@ fn bakes_dir(config: &EngineConfig) -> PathBuf {
     use std::os::unix::fs::MetadataExt as _;
     let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
     let same = device(&config.cache_dir) == device(&config.state_dir);
-    let dir = if same { &config.cache_dir } else { &config.state_dir };
+    let dir = if same {
+        &config.cache_dir
+    } else {
+        &config.state_dir
+    };
     dir.join(LAYOUT).join("bakes")
 }
 

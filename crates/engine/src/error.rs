@@ -171,9 +171,7 @@ impl EngineError {
             Self::ProcessNotFound(_) => "the oldest ended processes are forgotten first",
             Self::NameTaken(_) => "choose another name, or remove the sandbox that has it",
             Self::SnapshotNotFound(_) => "`pando snapshot ls` lists the snapshots you can see",
-            Self::SnapshotNameTaken(_) => {
-                "choose another name, or remove the snapshot that has it"
-            }
+            Self::SnapshotNameTaken(_) => "choose another name, or remove the snapshot that has it",
             Self::Incompatible { .. } => {
                 "`pando create --from SNAPSHOT --disk-only` starts from its disk, without its memory"
             }

@@ -29,7 +29,11 @@ impl Source {
     /// A bake, whose memory is one file.
     pub(crate) fn bake(snapshot: Snapshot) -> Self {
         let memory = MemorySource {
-            file: snapshot.manifest.memory.as_ref().map(|layer| snapshot.path(layer)),
+            file: snapshot
+                .manifest
+                .memory
+                .as_ref()
+                .map(|layer| snapshot.path(layer)),
             pages: Vec::new(),
             pages_bytes: 0,
         };
@@ -142,9 +146,8 @@ pub(crate) fn lay_out_boot(
     base: &str,
 ) -> Result<(), EngineError> {
     link_boot(dir, ingredients).map_err(|error| no_space_or(&error, CANNOT_LAY_OUT))?;
-    let parent = dir.replace_parent(|fresh| {
-        zeros_and_empty_disk(fresh, ingredients, machine, base)
-    });
+    let parent =
+        dir.replace_parent(|fresh| zeros_and_empty_disk(fresh, ingredients, machine, base));
     parent.map_err(|error| lay_out_error(&error))
 }
 
@@ -257,7 +260,11 @@ pub(crate) fn lay_out_disk(
     }
     dir.replace_parent(|fresh| bake.link_with(fresh, &manifest, snapshot))
         .map_err(|error| lay_out_error(&error))?;
-    Ok(on_disk_plan(bake, manifest, snapshot.manifest.disks.len() + 1))
+    Ok(on_disk_plan(
+        bake,
+        manifest,
+        snapshot.manifest.disks.len() + 1,
+    ))
 }
 
 fn on_disk_plan(bake: &Snapshot, parent: Manifest, disks: usize) -> Plan {

@@ -10,9 +10,7 @@ use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::source::{Source, boot_plan, lay_out_boot, lay_out_start};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_shim::spec::ShimSpec;
-use pando_store::{
-    IndexError, NewEvent, SandboxDir, SandboxRow, SavedState, read_untrusted,
-};
+use pando_store::{IndexError, NewEvent, SandboxDir, SandboxRow, SavedState, read_untrusted};
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
 use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
@@ -409,11 +407,7 @@ impl Engine {
             shim.interrupt(Interruption::Removed);
         }
         self.end_shim(entry).await;
-        let (dir, id, why) = (
-            self.dir_of(entry),
-            entry.id.clone(),
-            why.to_owned(),
-        );
+        let (dir, id, why) = (self.dir_of(entry), entry.id.clone(), why.to_owned());
         let SandboxRow {
             tenant, paused_in, ..
         } = entry.row();

@@ -238,7 +238,11 @@ impl Engine {
     ) -> Result<http::Response<GuestBody>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
-        let response = shim.client.guest(request).await.map_err(|_| cut_off(&entry, &shim))?;
+        let response = shim
+            .client
+            .guest(request)
+            .await
+            .map_err(|_| cut_off(&entry, &shim))?;
         // The shim's own answers say that there is no guest to answer.
         if response.headers().contains_key("x-pando-shim") {
             return Err(match response.status() {

@@ -75,18 +75,16 @@ fn write_layer(
 
 /// A run in pieces of at most a batch.
 fn pieces(run: Run) -> impl Iterator<Item = Run> {
-    (0..run.bytes).step_by(BATCH_BYTES as usize).map(move |at| Run {
-        offset: run.offset + at,
-        bytes: BATCH_BYTES.min(run.bytes - at),
-        data: run.data.map(|data| data + at),
-    })
+    (0..run.bytes)
+        .step_by(BATCH_BYTES as usize)
+        .map(move |at| Run {
+            offset: run.offset + at,
+            bytes: BATCH_BYTES.min(run.bytes - at),
+            data: run.data.map(|data| data + at),
+        })
 }
 
-fn write_batch(
-    memory: &GuestMemory,
-    pages: &Pages,
-    batch: &[Run],
-) -> Result<(), WritePagesError> {
+fn write_batch(memory: &GuestMemory, pages: &Pages, batch: &[Run]) -> Result<(), WritePagesError> {
     let (mut bytes, mut piece) = (Vec::new(), Vec::new());
     let mut places = Vec::with_capacity(batch.len());
     for run in batch {

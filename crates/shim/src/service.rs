@@ -13,11 +13,11 @@ use pando_types::limits;
 use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
-    self, AttachRequest, AttachResponse, BakeRequest, BakeResponse, ClaimRequest, ConsoleRequest, ConsoleResponse,
-    ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
-    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest, ReleaseResponse, SnapshotRequest,
-    SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
-    WatchRequest, WatchResponse, attach_response,
+    self, AttachRequest, AttachResponse, BakeRequest, BakeResponse, ClaimRequest, ConsoleRequest,
+    ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
+    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest,
+    ReleaseResponse, SnapshotRequest, SnapshotResponse, StartProcessRequest, StartProcessResponse,
+    State, StopRequest, StopResponse, WatchRequest, WatchResponse, attach_response,
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};

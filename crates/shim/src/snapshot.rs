@@ -37,7 +37,10 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(4);
 const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends a bake: saves a VM that was booted for that, whose memory is a file of its own.
-pub(crate) async fn bake(machine: &Machine, running: &Running) -> Result<BakeResponse, ConnectError> {
+pub(crate) async fn bake(
+    machine: &Machine,
+    running: &Running,
+) -> Result<BakeResponse, ConnectError> {
     let chain = machine.chain.lock().await;
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
     running.qemu.stop().await.map_err(failed)?;
@@ -96,7 +99,13 @@ pub(crate) async fn take(
         _ => (0, ""),
     };
     reached("shim.written", running);
-    Ok(answer(frozen, request, &chain, pause, (dirty_pages, method)))
+    Ok(answer(
+        frozen,
+        request,
+        &chain,
+        pause,
+        (dirty_pages, method),
+    ))
 }
 
 /// Lets a VM that is held go on.
@@ -210,7 +219,9 @@ impl Prepared {
             drop(qemu.discard_disk_overlay(self.overlay).await);
             return Err(error);
         }
-        qemu.switch_disk_overlay(self.overlay).await.map_err(failed)?;
+        qemu.switch_disk_overlay(self.overlay)
+            .await
+            .map_err(failed)?;
         chain.taken(&request.name, request.memory);
         reached("shim.switched", running);
         Ok(saved)

@@ -726,13 +726,17 @@ mod tests {
     fn a_snapshot_becomes_its_sandboxs_parent_or_nothing_is_written() {
         let (_dir, index) = fresh();
         index.add_sandbox(&row("a", None), &[EVENT]).unwrap();
-        index.add_snapshot(&snapshot("n1", Some("x")), &EVENT).unwrap();
+        index
+            .add_snapshot(&snapshot("n1", Some("x")), &EVENT)
+            .unwrap();
         let refused = index.add_snapshot(&snapshot("n2", Some("x")), &EVENT);
         assert!(matches!(refused, Err(IndexError::NameTaken)));
         assert_eq!(index.sandboxes().unwrap()[0].parent.as_deref(), Some("n1"));
         assert_eq!(index.snapshots().unwrap(), [snapshot("n1", Some("x"))]);
         index.remove_snapshot("n1", &EVENT).unwrap();
-        index.add_snapshot(&snapshot("n2", Some("x")), &EVENT).unwrap();
+        index
+            .add_snapshot(&snapshot("n2", Some("x")), &EVENT)
+            .unwrap();
         assert_eq!(index.events("default", 0, 10).unwrap().len(), 4);
     }
 

@@ -84,7 +84,8 @@ impl Verified {
     pub fn check(&self, layer: &Layer, dir: &Path) -> Result<(), LayerError> {
         let path = dir.join(&layer.file);
         if let Ok(metadata) = std::fs::metadata(&path)
-            && self.lock().get(&(metadata.dev(), metadata.ino())) == Some(&Seen::of(layer, &metadata))
+            && self.lock().get(&(metadata.dev(), metadata.ino()))
+                == Some(&Seen::of(layer, &metadata))
         {
             return layer.check_length(dir);
         }

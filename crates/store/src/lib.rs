@@ -14,11 +14,11 @@
 //! ```
 
 pub mod fault;
-mod materialized;
-pub mod pages;
 mod index;
 mod layer;
 mod manifest;
+mod materialized;
+pub mod pages;
 mod sandbox_dir;
 mod snapshots;
 

@@ -108,14 +108,20 @@ impl Materialized {
         }
         let key = key(manifest, manifest.pages.len());
         let lock = {
-            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut under_way = self
+                .under_way
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             Arc::clone(under_way.entry(key.clone()).or_default())
         };
         let made = {
             let _turn = lock.lock().unwrap_or_else(PoisonError::into_inner);
             self.make_alone(snapshot, memory_bytes, &key)
         };
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self
+            .under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         under_way.remove(&key);
         made
     }
@@ -208,7 +214,11 @@ fn source(snapshot: &Snapshot, file: Option<PathBuf>, depth: usize) -> MemorySou
 /// What a memory of the first `depth` layers of pages is called: by their contents.
 fn key(manifest: &Manifest, depth: usize) -> String {
     let mut hasher = blake3::Hasher::new();
-    let layers: Vec<&Layer> = manifest.memory.iter().chain(&manifest.pages[..depth]).collect();
+    let layers: Vec<&Layer> = manifest
+        .memory
+        .iter()
+        .chain(&manifest.pages[..depth])
+        .collect();
     // Without a first file the layers lie over zeros.
     hasher.update(&[u8::from(manifest.memory.is_some())]);
     for layer in layers {

@@ -206,7 +206,11 @@ impl Pages {
         let mut index = vec![0; usize::try_from(index_bytes).unwrap_or(0)];
         file.read_exact_at(&mut index, index_offset)?;
         let runs = parse(&index, count, memory_bytes)?;
-        let data: u64 = runs.iter().filter(|run| run.data.is_some()).map(|run| run.bytes).sum();
+        let data: u64 = runs
+            .iter()
+            .filter(|run| run.data.is_some())
+            .map(|run| run.bytes)
+            .sum();
         if DATA_OFFSET + data != index_offset {
             return Err(PagesError::Malformed("its data has another length"));
         }

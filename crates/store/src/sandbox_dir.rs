@@ -164,7 +164,11 @@ impl SandboxDir {
     /// # Errors
     /// Something stays.
     pub fn empty(&self) -> io::Result<()> {
-        for dir in [self.slot(), self.dir.join(PARENT), self.dir.join(PARENT_FRESH)] {
+        for dir in [
+            self.slot(),
+            self.dir.join(PARENT),
+            self.dir.join(PARENT_FRESH),
+        ] {
             remove_dir(&dir)?;
         }
         Ok(())

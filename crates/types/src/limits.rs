@@ -20,9 +20,6 @@ pub const ENV_BYTES: usize = 128 << 10;
 /// Processes whose output a shim keeps at once; the oldest ended ones go first.
 pub const PROCESSES_KEPT: usize = 256;
 
-/// The longest note of a snapshot.
-pub const NOTE_BYTES: usize = 4 << 10;
-
 /// The virtual size of a sandbox's writable disk. It takes space only as it is written.
 pub const DISK_GIB: u64 = 8;
 

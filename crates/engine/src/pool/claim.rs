@@ -145,9 +145,8 @@ impl Engine {
                     ..request
                 };
                 let claimed = tokio::time::timeout_at(deadline, taken.shim.claim(request)).await;
-                claimed.map_err(|_| {
-                    EngineError::SpawnFailed("it did not answer in time".to_owned())
-                })?
+                claimed
+                    .map_err(|_| EngineError::SpawnFailed("it did not answer in time".to_owned()))?
             };
             match claimed.await {
                 Ok(ready) => {

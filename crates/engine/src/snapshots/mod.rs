@@ -10,7 +10,7 @@ pub(crate) use kept::Kept;
 use crate::EngineError;
 use crate::engine::Engine;
 use crate::request::{
-    Caller, DiskUsage, Fork, Forked, RolledBack, Rollback, Sandbox, Snapshot, TakeSnapshot, Tree,
+    Caller, DiskUsage, Fork, Forked, Rollback, RolledBack, Sandbox, Snapshot, TakeSnapshot, Tree,
 };
 use pando_store::NewEvent;
 use std::sync::Arc;

@@ -17,15 +17,12 @@ use crate::source::{Source, lay_out_disk};
 use crate::spawn::{check_maps, env_of};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_store::{SandboxRow, SavedState, Snapshot as Stored, SnapshotRow, fault};
-use pando_types::{Name, SandboxId, SandboxState, Size, SnapshotKind};
+use pando_types::{Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind, limits};
 use pando_wire::shim::ReadyResponse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
-
-/// Children of one fork.
-const FORK_MAX: u32 = 1000;
 
 /// What a VM goes on from.
 #[derive(Clone, Debug)]
@@ -46,7 +43,7 @@ struct Up {
 /// A snapshot without a row, gone when it is dropped.
 struct Unlisted {
     engine: Engine,
-    id: pando_types::SnapshotId,
+    id: SnapshotId,
 }
 
 impl Drop for Unlisted {
@@ -143,9 +140,10 @@ impl Engine {
         entry: &Arc<Entry>,
         request: Fork,
     ) -> Result<Forked, EngineError> {
-        if !(1..=FORK_MAX).contains(&request.count) {
+        if !(1..=limits::FORK_CHILDREN).contains(&request.count) {
             return Err(EngineError::Invalid(format!(
-                "`count` is from 1 to {FORK_MAX}, not {}",
+                "`count` is from 1 to {}, not {}",
+                limits::FORK_CHILDREN,
                 request.count
             )));
         }
@@ -180,10 +178,7 @@ impl Engine {
         })
     }
 
-    async fn take_for_fork(
-        &self,
-        entry: &Arc<Entry>,
-    ) -> Result<(Unlisted, Taken), EngineError> {
+    async fn take_for_fork(&self, entry: &Arc<Entry>) -> Result<(Unlisted, Taken), EngineError> {
         let _turn = entry.turn.lock().await;
         entry.check(Operation::Fork)?;
         let id = ids::snapshot();
@@ -355,7 +350,9 @@ impl Engine {
                 }
                 Origin::Disk(snapshot, bake) => lay_out_disk(&laid_out, &snapshot, &bake),
             });
-            let plan = plan.await.map_err(|error| EngineError::internal(&error))??;
+            let plan = plan
+                .await
+                .map_err(|error| EngineError::internal(&error))??;
             self.bring_up(entry, &dir, &plan).await
         };
         match up.await {
@@ -505,7 +502,11 @@ fn check_same(
     };
     compare("CPUs", snapshot.cpus.to_string(), row.cpus.to_string());
     let memory = |mib: u32| format!("{mib} MiB of memory");
-    compare("memory", memory(snapshot.memory_mib), memory(row.memory_mib));
+    compare(
+        "memory",
+        memory(snapshot.memory_mib),
+        memory(row.memory_mib),
+    );
     let short = |hash: &str| hash.chars().take(12).collect::<String>();
     compare("root image", short(&stored.manifest.root), short(&row.root));
     match differences.is_empty() {

@@ -301,7 +301,9 @@ impl Draft {
             manifest.memory = old.memory.as_ref().map(link).transpose()?;
             manifest.pages = old.pages.iter().map(link).collect::<Result<_, _>>()?;
             let name = spec::pages(manifest.pages.len());
-            manifest.pages.push(adopt(&self.response.pages_file, &name)?);
+            manifest
+                .pages
+                .push(adopt(&self.response.pages_file, &name)?);
             let state = adopt(&self.response.device_state_file, spec::DEVICE_STATE)?;
             manifest.device_state = Some(state);
         }

@@ -47,7 +47,8 @@ fn bytes_below(dir: &Path, seen: &mut HashSet<(u64, u64)>) -> io::Result<u64> {
         if metadata.is_dir() {
             total += bytes_below(&entry.path(), seen)?;
         } else if metadata.is_file() && seen.insert((metadata.dev(), metadata.ino())) {
-            let unshared = File::open(entry.path()).and_then(|file| pando_sys::file::unshared_bytes(&file));
+            let unshared =
+                File::open(entry.path()).and_then(|file| pando_sys::file::unshared_bytes(&file));
             total += unshared.unwrap_or(metadata.blocks() * 512);
         }
     }

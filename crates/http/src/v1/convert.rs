@@ -64,8 +64,6 @@ pub(super) fn create_sandbox(
         _ => {}
     }
     Ok(engine::CreateSandbox {
-        from: None,
-        disk_only: false,
         template: request.template.as_deref().map(template_ref).transpose()?,
         from: request.from,
         disk_only: request.disk_only,

@@ -73,11 +73,7 @@ pub(super) fn clone_range(
         length: bytes,
         target_offset: to,
     };
-    call(
-        target.as_raw_fd(),
-        FICLONERANGE,
-        (&raw mut range).cast(),
-    )
+    call(target.as_raw_fd(), FICLONERANGE, (&raw mut range).cast())
 }
 
 /// Bytes of the extents that nobody shares.

@@ -320,7 +320,9 @@ impl Vmm for Qemu {
         let mut outcome = Ok(());
         // The format node holds the file node. Either may not have come to be.
         for node in [node.clone(), arguments::file_node(&node)] {
-            let deleted = self.qmp.execute("blockdev-del", json!({ "node-name": node }));
+            let deleted = self
+                .qmp
+                .execute("blockdev-del", json!({ "node-name": node }));
             outcome = outcome.and(deleted.await.map(drop));
         }
         let set = json!({ "fdset-id": overlay.descriptors });
