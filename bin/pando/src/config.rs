@@ -28,6 +28,7 @@ pub(crate) enum SettingKey {
     Warm,
     ReserveMib,
     MaterializedMib,
+    TrackWrites,
     Log,
 }
 
@@ -78,6 +79,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::Warm, ("warm", "PANDO_WARM"), "`auto`: 2 to 8, as many as were asked for within a minute", "Clones that wait ready, for each template and size in use; 0: none. They leave the host the memory of `reserve_mib`."),
     setting(SettingKey::ReserveMib, ("reserve_mib", "PANDO_RESERVE_MIB"), "an eighth of the host's memory, 512 to 8192", "Memory in MiB that waiting clones leave free; below it they are given up."),
     setting(SettingKey::MaterializedMib, ("materialized_mib", "PANDO_MATERIALIZED_MIB"), "4096", "The most, in MiB, that memories may take which were put together from snapshots' layers to be mapped. What was of use longest ago goes first."),
+    setting(SettingKey::TrackWrites, ("track_writes", "PANDO_TRACK_WRITES"), "`auto`", "How a snapshot of a running sandbox learns which pages changed. `auto`: from the kernel, where it can tell (Linux 6.7), else by comparing. `compare`: by comparing, for which the sandbox stands still longer."),
     setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
 ];
 
@@ -290,7 +292,7 @@ fn default_of(
             .display()
             .to_string(),
         SettingKey::Listen => DEFAULT_LISTEN.to_owned(),
-        SettingKey::Accel | SettingKey::Warm => "auto".to_owned(),
+        SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites => "auto".to_owned(),
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
         SettingKey::Log => "info".to_owned(),
         SettingKey::MaterializedMib => "4096".to_owned(),

@@ -5,6 +5,7 @@ use crate::error_chain::error_chain;
 use crate::failure;
 use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
+use crate::steps::Steps;
 use crate::spec::{self, Begin, ShimSpec, Wait};
 use pando_net::Gateway;
 use pando_types::{Accelerator, Size, limits};
@@ -17,7 +18,7 @@ use pando_wire::shim::State;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
@@ -364,26 +365,6 @@ pub(crate) async fn unless_ended<R, E: Into<StartError>>(
     tokio::select! {
         done = work => done.map_err(Into::into),
         exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
-    }
-}
-
-/// Times of a start's steps, in ms since its begin: of the process, or of the claim.
-struct Steps {
-    begun: Instant,
-    done: HashMap<String, f64>,
-}
-
-impl Steps {
-    fn begin() -> Self {
-        Self {
-            begun: Instant::now(),
-            done: HashMap::new(),
-        }
-    }
-
-    fn mark(&mut self, step: &str) {
-        let since = self.begun.elapsed().as_secs_f64() * 1000.0;
-        self.done.insert(step.to_owned(), since);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::chain::Chain;
 use crate::error_chain::error_chain;
 use crate::machine::{Machine, Running, make_overlay};
 use crate::spec;
+use crate::steps::Steps;
 use connectrpc::ConnectError;
 use pando_store::fault;
 use pando_store::pages::PagesWriter;
@@ -24,7 +25,7 @@ use pando_wire::shim::{BakeResponse, SnapshotRequest, SnapshotResponse};
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the guest may take to freeze its processes; after that the snapshot is forced.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -35,6 +36,9 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long the guest may take to write out its file systems. Without KVM and with a full
 /// page cache it takes seconds.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a VM may write between a look at its memory and its standing still.
+const ARENA_SLACK_BYTES: u64 = 4 << 20;
 
 /// Ends a bake: saves a VM that was booted for that, whose memory is a file of its own.
 pub(crate) async fn bake(
@@ -82,16 +86,17 @@ pub(crate) async fn take(
         write_out(running).await?;
     }
     let prepared = Prepared::new(machine, running, &mut chain, request).await?;
-    let begun = Instant::now();
+    let mut steps = Steps::begin();
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
+    steps.mark("frozen");
     reached("shim.frozen", running);
-    let saved = prepared.save(running, &mut chain, request).await;
+    let saved = prepared.save(running, &mut chain, request, &mut steps).await;
     if request.hold && saved.is_ok() {
         chain.held = true;
     } else {
-        go_on(running).await?;
+        go_on(running, &mut steps).await?;
     }
-    let pause = begun.elapsed();
+    let pause_ms = steps.mark("thawed");
     reached("shim.went_on", running);
     let (captured, writer) = saved?;
     let (dirty_pages, method) = match (captured, writer) {
@@ -99,20 +104,18 @@ pub(crate) async fn take(
         _ => (0, ""),
     };
     reached("shim.written", running);
-    Ok(answer(
-        frozen,
-        request,
-        &chain,
-        pause,
-        (dirty_pages, method),
-    ))
+    steps.mark("written");
+    let mut answer = answer(frozen, request, &chain, (dirty_pages, method));
+    answer.pause_ms = pause_ms;
+    answer.timing_ms = steps.done.into_iter().collect();
+    Ok(answer)
 }
 
 /// Lets a VM that is held go on.
 pub(crate) async fn release(machine: &Machine, running: &Running) -> Result<(), ConnectError> {
     let mut chain = machine.chain.lock().await;
     if chain.held {
-        go_on(running).await?;
+        go_on(running, &mut Steps::begin()).await?;
         chain.held = false;
     }
     Ok(())
@@ -129,8 +132,9 @@ async fn write_out(running: &Running) -> Result<(), ConnectError> {
     }
 }
 
-async fn go_on(running: &Running) -> Result<(), ConnectError> {
+async fn go_on(running: &Running, steps: &mut Steps) -> Result<(), ConnectError> {
     running.qemu.cont().await.map_err(failed)?;
+    steps.mark("went on");
     match running.channel.thaw(THAW_TIMEOUT).await {
         // It did not answer the freeze either, or it will answer later: it runs.
         Ok(()) | Err(ThawError::Timeout(_)) => Ok(()),
@@ -187,15 +191,18 @@ impl Prepared {
         running: &Running,
         chain: &mut Chain,
         request: &SnapshotRequest,
+        steps: &mut Steps,
     ) -> Result<Saved, ConnectError> {
         let qemu = &running.qemu;
         let mut saved = (None, None);
         let stood = async {
             qemu.stop().await.map_err(failed)?;
+            steps.mark("stopped");
             if let Some(memory) = self.memory {
                 qemu.save_device_state(&self.device_state)
                     .await
                     .map_err(failed)?;
+                steps.mark("devices saved");
                 let PreparedMemory {
                     mut tracker,
                     mut arena,
@@ -210,6 +217,7 @@ impl Prepared {
                 // What was seen to have changed is in the next one, if not in this.
                 chain.tracker = Some(tracker);
                 saved = (Some((captured.map_err(failed)?, arena)), Some(writer));
+                steps.mark("pages copied");
             }
             Ok::<_, ConnectError>(())
         };
@@ -223,6 +231,7 @@ impl Prepared {
             .await
             .map_err(failed)?;
         chain.taken(&request.name, request.memory);
+        steps.mark("disk switched");
         reached("shim.switched", running);
         Ok(saved)
     }
@@ -244,10 +253,12 @@ async fn prepare_memory(
             .write(true)
             .create_new(true)
             .open(&path)?;
-        let arena = ARENA_BYTES.min(usize::try_from(memory_bytes).unwrap_or(ARENA_BYTES));
+        // Room for what is written until the VM stands still, or a guess that is only worse.
+        let expected = tracker.estimate().unwrap_or(memory_bytes) * 5 / 4 + ARENA_SLACK_BYTES;
+        let arena = usize::try_from(expected.min(memory_bytes)).unwrap_or(ARENA_BYTES);
         Ok::<_, io::Error>(PreparedMemory {
             tracker,
-            arena: Arena::faulted_in(arena),
+            arena: Arena::faulted_in(arena.min(ARENA_BYTES)),
             writer: PagesWriter::new(file, memory_bytes),
         })
     })
@@ -282,7 +293,6 @@ fn answer<E>(
     frozen: Result<Frozen, E>,
     request: &SnapshotRequest,
     chain: &Chain,
-    pause: Duration,
     (dirty_pages, method): (u64, &str),
 ) -> SnapshotResponse {
     let file = |name: &str| match request.memory {
@@ -293,7 +303,6 @@ fn answer<E>(
         pages_file: file(spec::TAKEN_PAGES),
         device_state_file: file(spec::TAKEN_DEVICE_STATE),
         disk_files: chain.unkept_disks().map(spec::disk).collect(),
-        pause_ms: pause.as_secs_f64() * 1000.0,
         dirty_pages,
         forced: frozen.is_err(),
         unfrozen_pids: frozen

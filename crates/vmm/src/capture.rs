@@ -128,6 +128,19 @@ impl ChangeTracker {
         })
     }
 
+    /// Bytes that a capture would copy now, of a VM that runs on and writes more.
+    ///
+    /// # Errors
+    /// When the pages cannot be listed.
+    pub fn estimate(&self) -> Result<u64, CaptureError> {
+        Ok(match &self.method {
+            Method::Written(written) => {
+                self.memory.written_bytes()? + total(&written.unconfirmed)
+            }
+            Method::Compare(_) => total(&self.memory.private_ranges()?),
+        })
+    }
+
     /// What is the VM's own now is as good as kept: the next capture has what changes from
     /// now on. For a VM over whose memory a snapshot's pages were written.
     ///

@@ -138,7 +138,14 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         },
         shim_program: std::env::current_exe().context("cannot find this program's file")?,
         agent: agent::agent()?,
-        preload: PRELOAD,
+        preload: match config.get(SettingKey::TrackWrites) {
+            "auto" => PRELOAD,
+            "compare" => &[],
+            other => {
+                let message = format!("`track_writes` is `{other}`: choose auto or compare");
+                return Err(Failure::usage(message).into());
+            }
+        },
         pool: pool_config(config)?,
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?

@@ -171,7 +171,8 @@ impl Engine {
         fault::point("take.captured");
         tracing::debug!(
             sandbox = %entry.id, pause_ms = response.pause_ms, pages = response.dirty_pages,
-            method = response.method, forced = response.forced, "captured"
+            method = response.method, forced = response.forced, timing_ms = ?response.timing_ms,
+            "captured"
         );
         let mut cost = SnapshotCost {
             pause_ms: response.pause_ms,

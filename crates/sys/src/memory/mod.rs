@@ -224,6 +224,19 @@ impl GuestMemory {
         Ok(ranges)
     }
 
+    /// How many bytes [`GuestMemory::take_written`] would find now, of a VM that may run on.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotTracked`] where the kernel does not know.
+    pub fn written_bytes(&self) -> Result<u64, MemoryError> {
+        let mut ranges = Vec::new();
+        for mapping in self.mappings()? {
+            pagemap::written(&self.pagemap, &mapping, &mut ranges)
+                .map_err(|source| self.not_taken(source))?;
+        }
+        Ok(ranges.iter().map(|range| range.bytes).sum())
+    }
+
     /// Whether [`GuestMemory::take_written`] works for this VM; changes nothing.
     ///
     /// # Errors

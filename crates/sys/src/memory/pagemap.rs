@@ -56,6 +56,19 @@ pub(super) fn take_written(
     scan(pagemap, mapping, &WRITTEN, ranges)
 }
 
+/// Appends what [`take_written`] would find now; protects nothing.
+pub(super) fn written(
+    pagemap: &File,
+    mapping: &Mapping,
+    ranges: &mut Vec<PageRange>,
+) -> io::Result<()> {
+    let look = Wanted {
+        flags: FLAG_CHECK_TRACKED,
+        ..WRITTEN
+    };
+    scan(pagemap, mapping, &look, ranges)
+}
+
 /// Whether [`take_written`] would be refused; protects nothing.
 pub(super) fn check_tracked(pagemap: &File, mapping: &Mapping) -> io::Result<()> {
     let first = Mapping {
