@@ -19,6 +19,8 @@ pub(crate) const MIN_PREFIX: usize = 4;
 pub(crate) struct Entry {
     pub(crate) id: SandboxId,
     pub(crate) turn: tokio::sync::Mutex<()>,
+    /// Held while what it had before it moved is removed, which nobody else waits for.
+    pub(crate) clearing: Arc<tokio::sync::Mutex<()>>,
     row: Mutex<SandboxRow>,
     shim: Mutex<Option<Arc<Shim>>>,
 }
@@ -43,6 +45,7 @@ impl Entry {
         Self {
             id,
             turn: tokio::sync::Mutex::new(()),
+            clearing: Arc::default(),
             row: Mutex::new(row),
             shim: Mutex::new(None),
         }

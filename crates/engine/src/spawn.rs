@@ -407,6 +407,7 @@ impl Engine {
             shim.interrupt(Interruption::Removed);
         }
         self.end_shim(entry).await;
+        let _cleared = entry.clearing.lock().await;
         let (dir, id, why) = (self.dir_of(entry), entry.id.clone(), why.to_owned());
         let SandboxRow {
             tenant, paused_in, ..

@@ -90,7 +90,9 @@ pub(crate) async fn take(
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
     steps.mark("frozen");
     reached("shim.frozen", running);
-    let saved = prepared.save(running, &mut chain, request, &mut steps).await;
+    let saved = prepared
+        .save(running, &mut chain, request, &mut steps)
+        .await;
     if request.hold && saved.is_ok() {
         chain.held = true;
     } else {

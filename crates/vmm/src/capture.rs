@@ -134,9 +134,7 @@ impl ChangeTracker {
     /// When the pages cannot be listed.
     pub fn estimate(&self) -> Result<u64, CaptureError> {
         Ok(match &self.method {
-            Method::Written(written) => {
-                self.memory.written_bytes()? + total(&written.unconfirmed)
-            }
+            Method::Written(written) => self.memory.written_bytes()? + total(&written.unconfirmed),
             Method::Compare(_) => total(&self.memory.private_ranges()?),
         })
     }

@@ -16,7 +16,7 @@ use crate::shims::{Shim, ShimProcess, log_last_words};
 use crate::source::{Source, lay_out_disk};
 use crate::spawn::{check_maps, env_of};
 use crate::{EngineError, Interruption, identity, ids};
-use pando_store::{SandboxRow, SavedState, Snapshot as Stored, SnapshotRow, fault};
+use pando_store::{SandboxDir, SandboxRow, SavedState, Snapshot as Stored, SnapshotRow, fault};
 use pando_types::{Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind, limits};
 use pando_wire::shim::ReadyResponse;
 use std::collections::BTreeMap;
@@ -313,22 +313,34 @@ impl Engine {
         }
         entry.set_shim(Some(Arc::clone(&up.shim)));
         self.watch(entry, &up.shim);
+        let engine = self.clone();
+        let clearing = Arc::clone(&entry.clearing).lock_owned().await;
+        // Nobody waits for the end of what nobody can reach any more.
+        tokio::spawn(async move {
+            engine.clear_up(&before, old_home).await;
+            drop(clearing);
+        });
+        Ok(())
+    }
+
+    /// Ends and removes what a sandbox had before it moved.
+    async fn clear_up(&self, before: &SandboxRow, old_home: SandboxDir) {
         ShimProcess::end(&old_home).await;
-        let cleaned = self.blocking(move |inner| {
+        let paused_in = before.paused_in.clone();
+        let cleared = self.blocking(move |inner| {
             old_home
                 .remove()
                 .map_err(|error| EngineError::internal(&error))?;
-            match before.paused_in {
+            match paused_in {
                 Some(snapshot) => inner.snapshots.remove(&snapshot),
                 None => Ok(()),
             }
             .map_err(|error| EngineError::internal(&error))
         });
-        if let Err(error) = cleaned.await {
+        if let Err(error) = cleared.await {
             // The next start finds what no row names.
-            tracing::warn!(sandbox = %entry.id, "files of the state before are left: {error}");
+            tracing::warn!(sandbox = %before.id, "files of the state before are left: {error}");
         }
-        Ok(())
     }
 
     /// Brings a VM up for a sandbox, in a directory that is nobody's yet; on an error nothing
