@@ -160,6 +160,7 @@ impl Engine {
         let _spawning = self.inner.pool.spawning();
         let (unlisted, taken) = self.take_for_fork(entry).await?;
         let stored = &taken.stored;
+        let cost = taken.cost();
         fault::point("fork.taken");
         self.materialize_for(stored, request.count).await?;
         let origin = self.origin(stored, false).await?;
@@ -172,10 +173,7 @@ impl Engine {
         };
         let children = self.make_children(request.count, child, &origin).await;
         drop(unlisted);
-        Ok(Forked {
-            cost: taken.cost,
-            children,
-        })
+        Ok(Forked { cost, children })
     }
 
     async fn take_for_fork(&self, entry: &Arc<Entry>) -> Result<(Unlisted, Taken), EngineError> {

@@ -34,7 +34,19 @@ use std::time::{Instant, SystemTime};
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) stored: Stored,
-    pub(super) cost: SnapshotCost,
+    /// But for the time until it is durable, which ends with its row.
+    cost: SnapshotCost,
+    begun: Instant,
+}
+
+impl Taken {
+    /// What it cost until now.
+    pub(super) fn cost(&self) -> SnapshotCost {
+        SnapshotCost {
+            durable_ms: self.begun.elapsed().as_secs_f64() * 1000.0,
+            ..self.cost
+        }
+    }
 }
 
 impl Engine {
@@ -73,7 +85,7 @@ impl Engine {
         request: TakeSnapshot,
         taken: &Taken,
     ) -> Result<Snapshot, EngineError> {
-        let sandbox = entry.row();
+        let (sandbox, cost) = (entry.row(), taken.cost());
         let to_json = serde_json::to_string(&request.labels);
         let row = SnapshotRow {
             id: id.to_string(),
@@ -88,13 +100,18 @@ impl Engine {
             labels: to_json.map_err(|error| EngineError::internal(&error))?,
             note: request.note,
             created_at: SystemTime::now(),
-            pause_ms: taken.cost.pause_ms,
-            durable_ms: taken.cost.durable_ms,
-            bytes: taken.cost.bytes,
-            dirty_pages: taken.cost.dirty_pages,
-            clean: taken.cost.clean,
+            pause_ms: cost.pause_ms,
+            durable_ms: cost.durable_ms,
+            bytes: cost.bytes,
+            dirty_pages: cost.dirty_pages,
+            clean: cost.clean,
         };
         self.write_row(row.clone()).await?;
+        // The row itself is the last that must be on the disk.
+        let row = SnapshotRow {
+            durable_ms: taken.cost().durable_ms,
+            ..row
+        };
         fault::point("take.indexed");
         entry.update(|sandbox| sandbox.parent = Some(row.id.clone()));
         let described = kept::describe(&row);
@@ -149,6 +166,23 @@ impl Engine {
     ) -> Result<Taken, EngineError> {
         entry.check(Operation::Snapshot)?;
         let shim = entry.in_use()?;
+        let taken = self
+            .capture_and_publish(entry, &shim, id, (kind, hold))
+            .await;
+        if hold && taken.is_err() {
+            // It may have come as far as standing still.
+            self.release(entry, &shim).await;
+        }
+        taken
+    }
+
+    async fn capture_and_publish(
+        &self,
+        entry: &Entry,
+        shim: &Shim,
+        id: &SnapshotId,
+        (kind, hold): (SnapshotKind, bool),
+    ) -> Result<Taken, EngineError> {
         let begun = Instant::now();
         let dir = self.dir_of(entry);
         let parent = {
@@ -174,7 +208,7 @@ impl Engine {
             method = response.method, forced = response.forced, timing_ms = ?response.timing_ms,
             "captured"
         );
-        let mut cost = SnapshotCost {
+        let cost = SnapshotCost {
             pause_ms: response.pause_ms,
             dirty_pages: response.dirty_pages,
             clean: !response.forced,
@@ -188,20 +222,13 @@ impl Engine {
         };
         let inner = Arc::clone(&self.inner);
         let published = tokio::task::spawn_blocking(move || draft.publish(&inner, &dir)).await;
-        let published = published.map_err(|error| EngineError::internal(&error));
-        match published.and_then(|published| published.map_err(|error| store_error(&error))) {
-            Ok((stored, bytes)) => {
-                cost.bytes = bytes;
-                cost.durable_ms = begun.elapsed().as_secs_f64() * 1000.0;
-                Ok(Taken { stored, cost })
-            }
-            Err(error) => {
-                if hold {
-                    self.release(entry, &shim).await;
-                }
-                Err(error)
-            }
-        }
+        let published = published.map_err(|error| EngineError::internal(&error))?;
+        let (stored, bytes) = published.map_err(|error| store_error(&error))?;
+        Ok(Taken {
+            stored,
+            begun,
+            cost: SnapshotCost { bytes, ..cost },
+        })
     }
 
     /// Lets a VM that stands still for a snapshot go on.
@@ -329,8 +356,13 @@ impl Draft {
 /// The sandbox's parent becomes this snapshot, and the slot's sealed disk layers the
 /// store's own. A snapshot of the disk alone leaves the memory that is compared with.
 fn follow_on(inner: &Inner, dir: &SandboxDir, stored: &Stored) -> Result<(), StoreError> {
-    for (index, layer) in stored.manifest.disks.iter().enumerate() {
-        // The VM has the old inode open; the next one on this disk opens the store's.
+    let manifest = &stored.manifest;
+    let Some(parent) = dir.parent()? else {
+        return Ok(());
+    };
+    // The VM has the old inodes open; the next one on this disk opens the store's.
+    let fresh = manifest.disks.iter().enumerate();
+    for (index, layer) in fresh.skip(parent.manifest.disks.len()) {
         let relinked = dir.relink(&stored.path(layer), &spec::disk(index));
         relinked.map_err(|source| StoreError::Io {
             action: "link",
@@ -338,25 +370,22 @@ fn follow_on(inner: &Inner, dir: &SandboxDir, stored: &Stored) -> Result<(), Sto
             source,
         })?;
     }
-    if stored.manifest.kind == SavedState::Running {
-        if inner.materialized.shares() {
-            // A copy that costs nothing: whatever is spawned from this one maps it.
-            let bytes = u64::from(stored.manifest.machine.memory_mib) << 20;
-            if let Err(error) = inner.materialized.make(stored, bytes) {
-                tracing::warn!("cannot put a memory together ahead: {error}");
-            }
-        }
-        return dir.set_parent(stored);
+    if manifest.kind == SavedState::Disk {
+        let manifest = Manifest {
+            id: manifest.id.clone(),
+            disks: manifest.disks.clone(),
+            ..parent.manifest.clone()
+        };
+        return dir.replace_parent(|fresh| parent.link_with(fresh, &manifest, stored));
     }
-    let Some(parent) = dir.parent()? else {
-        return Ok(());
-    };
-    let manifest = Manifest {
-        id: stored.manifest.id.clone(),
-        disks: stored.manifest.disks.clone(),
-        ..parent.manifest.clone()
-    };
-    dir.replace_parent(|fresh| parent.link_with(fresh, &manifest, stored))
+    if inner.materialized.shares() {
+        // A copy that costs nothing: whatever is spawned from this one maps it.
+        let bytes = u64::from(manifest.machine.memory_mib) << 20;
+        if let Err(error) = inner.materialized.make(stored, bytes) {
+            tracing::warn!("cannot put a memory together ahead: {error}");
+        }
+    }
+    dir.set_parent(stored)
 }
 
 /// What a shim's refusal to take a snapshot means.
