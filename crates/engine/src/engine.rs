@@ -427,7 +427,7 @@ impl Inner {
             source,
         })?;
         let verified = Verified::default();
-        let snapshots = Snapshots::open(&layout.join("snapshots"), &verified)?;
+        let snapshots = Snapshots::open_private(&layout.join("snapshots"), &verified)?;
         let materialized = materialized(&config, &host)?;
         let bakes = bakes_dir(&config);
         let preload = preload(&config).map_err(|source| OpenError::Directory {

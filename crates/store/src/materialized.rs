@@ -15,6 +15,7 @@ use crate::snapshots::Snapshot;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -57,6 +58,8 @@ impl Materialized {
             fs::remove_dir_all(dir)?;
         }
         fs::create_dir_all(dir)?;
+        // The memories of guests: for the daemon's eyes only.
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
         fs::write(dir.join(BOOT), boot_id)?;
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
@@ -166,7 +169,6 @@ impl Materialized {
         for layer in &from.pages {
             Pages::open(File::open(layer)?, memory_bytes)?.lay_over(&file)?;
         }
-        use std::os::unix::fs::PermissionsExt as _;
         Ok(file.set_permissions(fs::Permissions::from_mode(0o444))?)
     }
 

@@ -103,6 +103,18 @@ impl Snapshots {
         })
     }
 
+    /// The same, for the daemon's eyes only: memories of sandboxes are in them, and no jail
+    /// or other account comes here.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_private(dir: &Path, verified: &Verified) -> Result<Self, StoreError> {
+        let opened = Self::open(dir, verified)?;
+        let private = Permissions::from_mode(0o700);
+        fs::set_permissions(dir, private).map_err(io_error("set the mode of", dir))?;
+        Ok(opened)
+    }
+
     /// Its path.
     pub fn dir(&self) -> &Path {
         &self.dir
