@@ -154,8 +154,10 @@ impl Manifest {
     /// # Errors
     /// Says what is wrong, before anything of the body is used.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let text = std::str::from_utf8(bytes).map_err(|_| ManifestError::Foreign)?;
-        let (head, body) = text.split_once('\n').ok_or(ManifestError::Foreign)?;
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let (head, body) = bytes.split_at(end.ok_or(ManifestError::Foreign)?);
+        let body = &body[1..];
+        let head = std::str::from_utf8(head).map_err(|_| ManifestError::Foreign)?;
         let mut words = head.split(' ');
         if words.next() != Some(MAGIC) {
             return Err(ManifestError::Foreign);
@@ -164,10 +166,10 @@ impl Manifest {
         if version != VERSION {
             return Err(ManifestError::Version(version.chars().take(20).collect()));
         }
-        if words.next() != Some(blake3::hash(body.as_bytes()).to_hex().as_str()) {
+        if words.next() != Some(blake3::hash(body).to_hex().as_str()) {
             return Err(ManifestError::Checksum);
         }
-        let manifest: Self = serde_json::from_str(body).map_err(ManifestError::Body)?;
+        let manifest: Self = serde_json::from_slice(body).map_err(ManifestError::Body)?;
         manifest.check_names()?;
         Ok(manifest)
     }
@@ -252,6 +254,15 @@ pub(crate) mod tests {
             error.to_string(),
             "the manifest has version 3, this program reads version 2"
         );
+    }
+
+    #[test]
+    fn a_changed_body_is_ours_and_changed_whatever_is_in_it() {
+        let mut bytes = sample().encode();
+        let last = bytes.len() - 2;
+        bytes[last] = 0xff;
+        let error = Manifest::decode(&bytes).unwrap_err();
+        assert!(matches!(error, ManifestError::Checksum), "{error}");
     }
 
     #[test]
