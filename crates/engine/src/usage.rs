@@ -3,11 +3,12 @@
 use crate::convert;
 use crate::engine::Engine;
 use crate::request::{
-    Caller, Command, ExecResult, ProcessEvent, ProcessId, ProcessInfo, ProcessInput, StartProcess,
+    Caller, Command, ExecResult, Exit, ProcessEvent, ProcessId, ProcessInfo, ProcessInput,
+    StartProcess,
 };
 use crate::sandboxes::Entry;
 use crate::shims::Shim;
-use crate::{EngineError, GuestBody};
+use crate::{EngineError, GuestBody, Interruption};
 use bytes::Bytes;
 use connectrpc::{ConnectError, ErrorCode};
 use futures::stream::{self, BoxStream, StreamExt as _};
@@ -69,11 +70,10 @@ impl Engine {
             .map_err(|error| guest_error(&entry, &shim, error))?
             .into_owned();
         let result = convert::exec_result(response);
-        // Neither code nor signal: the VM ended before the process did.
-        if result.exit.exit_code.is_none() && result.exit.signal.is_none() {
-            return Err(cut_off(&entry, &shim));
+        match ended_with_guest(&result.exit, &shim) {
+            true => Err(cut_off(&entry, &shim)),
+            false => Ok(result),
         }
-        Ok(result)
     }
 
     /// Starts a process to be followed with [`Self::attach`]. Legal while the sandbox runs.
@@ -133,6 +133,9 @@ impl Engine {
             let (mut followed, entry, shim) = state?;
             match followed.message().await {
                 Ok(Some(message)) => match convert::process_event(message.to_owned_message()) {
+                    Some(ProcessEvent::Exit(exit)) if ended_with_guest(&exit, &shim) => {
+                        Some((Err(cut_off(&entry, &shim)), None))
+                    }
                     Some(event) => Some((Ok(event), Some((followed, entry, shim)))),
                     None => Some((
                         Err(EngineError::Internal(
@@ -279,6 +282,16 @@ pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), EngineErro
         }
     }
     Ok(())
+}
+
+/// Whether a process did not end by itself, but with its guest: it has neither code nor
+/// signal when the VM was gone before it, and a signal when the guest powered off.
+fn ended_with_guest(exit: &Exit, shim: &Shim) -> bool {
+    match (exit.exit_code, exit.signal) {
+        (None, None) => true,
+        (None, Some(_)) => shim.interrupted() == Some(Interruption::Stopped) && !exit.timed_out,
+        (Some(_), _) => false,
+    }
 }
 
 /// The error of a call whose VM is gone.
