@@ -261,20 +261,39 @@ impl ShimProcess {
         }
     }
 
-    /// Kills it, and with it its VMM, and waits until it is gone.
+    /// Kills it, and with it its VMM, and waits until both are gone.
     pub(crate) async fn kill(self) {
         if !self.is_alive() {
             return;
         }
+        // Looked up while it is their parent; they get their signal when it dies.
+        let all = [vec![self], self.children()].concat();
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             // Gone already is as good.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         let deadline = tokio::time::Instant::now() + KILL_WAIT;
-        while self.is_alive() && tokio::time::Instant::now() < deadline {
+        let any_alive = || all.iter().any(|process| process.is_alive());
+        while any_alive() && tokio::time::Instant::now() < deadline {
             // Not our child after a restart of the daemon: there is nothing to wait on.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// What it has started: its VMM. Each of its threads has its own list.
+    fn children(self) -> Vec<Self> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let lists = threads
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+        lists
+            .flat_map(|list| {
+                let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok());
+                pids.filter_map(Self::of).collect::<Vec<_>>()
+            })
+            .collect()
     }
 }
 
