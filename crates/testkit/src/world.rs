@@ -2,6 +2,7 @@
 
 use crate::api::Api;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -329,6 +330,19 @@ impl World {
             assert!(Instant::now() < deadline, "still not {state}: {found}");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// The process ids of all shims and VMMs: their working directory is in this world.
+    pub fn processes(&self) -> BTreeSet<String> {
+        let inside = |pid: &str| {
+            std::fs::read_link(format!("/proc/{pid}/cwd"))
+                .is_ok_and(|cwd| cwd.starts_with(&self.state_dir))
+        };
+        std::fs::read_dir("/proc")
+            .expect("the processes")
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|pid| inside(pid))
+            .collect()
     }
 
     /// The process id of a sandbox's shim.
