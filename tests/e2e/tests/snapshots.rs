@@ -774,6 +774,9 @@ impl Damaged {
     }
 }
 
+/// Makes a file something else.
+type Change = fn(&Path);
+
 fn flip_a_byte(path: &Path) {
     let file = fs::File::options()
         .read(true)
@@ -835,14 +838,14 @@ fn a_damaged_layer_is_named_before_anything_runs_on_it() {
 #[test]
 fn a_manifest_of_another_version_or_none_is_refused_as_such() {
     let mut damaged = Damaged::new();
-    let manifests: [(&str, fn(&Path)); 3] = [
+    let manifests: [(&str, Change); 3] = [
         ("version 77", |path| {
             let text = fs::read_to_string(path).unwrap();
             fs::write(path, text.replacen(" 2 ", " 77 ", 1)).unwrap();
         }),
         ("checksum", flip_a_byte),
         ("not a Pando manifest", |path| {
-            fs::write(path, "garbage").unwrap()
+            fs::write(path, "garbage").unwrap();
         }),
     ];
     for (why, change) in manifests {
@@ -897,7 +900,7 @@ fn a_snapshot_of_another_machine_names_both_and_gives_its_disk() {
     let ours: Value = serde_json::from_str(ours.split_once('\n').unwrap().1).unwrap();
     for (field, theirs) in [("vmm", json!("qemu 1.2.3")), ("cpu_model", json!("abacus"))] {
         let whole = damaged.replace("manifest", |path| {
-            rewrite(path, &format!("/machine/{field}"), &theirs)
+            rewrite(path, &format!("/machine/{field}"), &theirs);
         });
         for answer in damaged.refusals() {
             assert_eq!(
