@@ -7,7 +7,7 @@ use std::path::Path;
 /// What must be the same before and after a refused request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Footprint {
-    processes: BTreeSet<String>,
+    processes: BTreeSet<u32>,
     descriptors: usize,
     files: BTreeSet<String>,
     sandboxes: Vec<String>,
@@ -25,7 +25,7 @@ impl Footprint {
             .filter(|target| !target.to_string_lossy().starts_with("socket:"))
             .count();
         Self {
-            processes: processes_of(world),
+            processes: world.processes(),
             descriptors,
             files: files_below(world.state_dir()),
             sandboxes: rows(world, "sandboxes", &["id", "name", "state", "parent"]),
@@ -44,19 +44,6 @@ fn rows(world: &World, list: &str, fields: &[&str]) -> Vec<String> {
             let values = fields.iter().map(|field| row[*field].to_string());
             values.collect::<Vec<_>>().join(" ")
         })
-        .collect()
-}
-
-/// Shims and VMMs whose working directory is in the world.
-fn processes_of(world: &World) -> BTreeSet<String> {
-    let inside = |pid: &str| {
-        std::fs::read_link(format!("/proc/{pid}/cwd"))
-            .is_ok_and(|cwd| cwd.starts_with(world.state_dir()))
-    };
-    std::fs::read_dir("/proc")
-        .expect("the processes")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|pid| inside(pid))
         .collect()
 }
 
