@@ -118,24 +118,20 @@ impl LoopFs {
 
     /// Mounts what is on the disk. Nobody may use the old one any more.
     pub fn mount_again(&self) {
-        run(Command::new("umount").arg(self.path()));
-        self.await_detached();
-        self.mount();
-    }
-
-    /// Two file systems on one disk would destroy it: the kernel may have the old one for a
-    /// moment after the last of its mounts.
-    fn await_detached(&self) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
+        // Files of a killed process are closed a moment after it is gone.
+        await_moment("the file system is still in use", || {
+            let mut umount = Command::new("umount");
+            let output = umount.arg(self.path()).output().expect("`umount`");
+            output.status.success()
+        });
+        // Two file systems on one disk would destroy it: the kernel may have the old one for a
+        // moment after the last of its mounts.
+        await_moment("the loop device is still in use", || {
             let mut list = Command::new("losetup");
             let output = list.arg("-j").arg(self.image()).output();
-            if output.expect("`losetup`").stdout.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < deadline, "the loop device is still in use");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            output.expect("`losetup`").stdout.is_empty()
+        });
+        self.mount();
     }
 
     fn sync(&self) {
@@ -188,6 +184,15 @@ fn usual_bakes() -> Vec<PathBuf> {
         .take(2)
         .map(|(_, path)| path)
         .collect()
+}
+
+/// Waits for what the kernel does soon.
+fn await_moment(otherwise: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < deadline, "{otherwise}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn run(command: &mut Command) {

@@ -25,14 +25,13 @@ const OPERATIONS: [Operation; 6] = [
 const FREE: [u64; 7] = [0, 64 << 10, 300 << 10, 1 << 20, 2 << 20, 3 << 20, 6 << 20];
 
 /// For CI: each operation once, where it was seen to be refused in another step.
-const SAMPLE: [(Operation, u64); 7] = [
-    (O::Snapshot, 0),
+const SAMPLE: [(Operation, u64); 6] = [
     (O::Snapshot, 1 << 20),
     (O::Fork, 300 << 10),
-    (O::CreateFrom, 64 << 10),
+    (O::CreateFrom, 0),
     (O::Rollback, 0),
     (O::Pause, 2 << 20),
-    (O::Resume, 64 << 10),
+    (O::Resume, 0),
 ];
 
 #[test]
