@@ -338,7 +338,7 @@ mod tests {
         file
     }
 
-    fn laid_over(layer: File, memory: &mut Vec<u8>) {
+    fn laid_over(layer: File, memory: &mut [u8]) {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(memory, 0).unwrap();
         let pages = Pages::open(layer, MEMORY_BYTES).unwrap();
