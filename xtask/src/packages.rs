@@ -104,6 +104,11 @@ fn plan(purpose: Purpose) -> Plan {
     );
     if purpose == Purpose::Test {
         need("cpio", finds("cpio"));
+        // File systems that tests fill and cut from their power.
+        for (package, program) in [("e2fsprogs", "mkfs.ext4"), ("xfsprogs", "xfs_io")] {
+            // Not everybody has that folder in PATH.
+            need(package, Path::new("/usr/sbin").join(program).exists());
+        }
         // What `pando bench` compares sandboxes with.
         for runtime in ["crun", "runc", "runsc"] {
             need(runtime, finds(runtime));

@@ -76,7 +76,11 @@ impl Engine {
                 self.empty_home(entry).await;
                 Ok(())
             }
-            Adoption::Keep(_) => Ok(()),
+            Adoption::Keep(_) => {
+                // The daemon that wrote down its end may have died before its shim did.
+                self.end_shim(entry).await;
+                Ok(())
+            }
             Adoption::Discard => self.erase(entry, "its creation was cut off").await,
             Adoption::Off(reason) => self.write_end(entry, SandboxState::Stopped, reason).await,
             Adoption::Fail(reason) => {

@@ -317,6 +317,9 @@ impl Engine {
                 return;
             }
             tracing::info!(sandbox = %entry.id, %state, "{cause}");
+            if state == SandboxState::Stopped {
+                engine.sync_disk(&entry).await;
+            }
             if let Err(error) = engine.set_state(&entry, state, Some(cause), None).await {
                 tracing::error!(sandbox = %entry.id, "cannot write the end of a sandbox: {error}");
             }
@@ -343,8 +346,17 @@ impl Engine {
                 .await,
         );
         self.end_shim(entry).await;
+        self.sync_disk(entry).await;
         self.set_state(entry, SandboxState::Stopped, None, None)
             .await
+    }
+
+    /// A disk that is kept survives a power cut from now on.
+    async fn sync_disk(&self, entry: &Entry) {
+        let dir = self.dir_of(entry);
+        if let Err(error) = self.blocking(move |_| dir.sync()).await {
+            tracing::warn!(sandbox = %entry.id, "its disk may not survive a power cut: {error}");
+        }
     }
 
     /// Spawns a stopped sandbox again, on its disk.

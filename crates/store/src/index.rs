@@ -16,6 +16,9 @@ pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
 const MIGRATIONS: [&str; 2] = [include_str!("schema_1.sql"), include_str!("schema_2.sql")];
 
+/// What SQLite lets its log grow to before it writes it back: 1000 pages.
+const LOG_RESERVED_BYTES: u64 = 4 << 20;
+
 /// How long a statement waits for another process' transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -234,6 +237,7 @@ impl Index {
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         migrate(&mut connection, path)?;
+        reserve(path);
         Ok(Self {
             connection: Mutex::new(connection),
         })
@@ -614,6 +618,18 @@ fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), Ind
         connection.execute("DELETE FROM events WHERE sequence <= ?1", [newest - keep])?;
     }
     Ok(())
+}
+
+/// Sets space aside for the log: on a full disk a sandbox that came to nothing, or is removed
+/// to make room, must not keep its row. SQLite writes a log of up to 4 MiB over and over, and
+/// only a last orderly close removes it.
+fn reserve(path: &Path) {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    // Without it all is as good until the disk is full.
+    if let Ok(log) = std::fs::File::options().write(true).open(log) {
+        drop(pando_sys::file::reserve(&log, LOG_RESERVED_BYTES));
+    }
 }
 
 /// Makes the file, if it is missing, with a mode that keeps it from other users: it

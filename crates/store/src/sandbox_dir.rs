@@ -159,6 +159,24 @@ impl SandboxDir {
         fs::rename(self.slot().join(fresh), self.slot().join(name))
     }
 
+    /// Makes what a VM wrote onto its disk survive power loss. The VM has ended; while it ran,
+    /// nothing was synced.
+    ///
+    /// # Errors
+    /// Something cannot be synced.
+    pub fn sync(&self) -> io::Result<()> {
+        for entry in fs::read_dir(self.slot())? {
+            let path = entry?.path();
+            // What a jail put there beside its disk is no business of ours.
+            if let Ok(file) = pando_sys::file::open_untrusted(&path) {
+                file.sync_all()?;
+            }
+        }
+        [self.slot(), self.dir.clone()]
+            .iter()
+            .try_for_each(|dir| pando_sys::file::sync_directory(dir))
+    }
+
     /// Removes all that only a VM needs: slot and parent. Logs stay.
     ///
     /// # Errors

@@ -420,7 +420,9 @@ pub fn link_or_copy(layer: &Path, target: &Path) -> io::Result<()> {
         {
             let (from, to) = (File::open(layer)?, File::create_new(target)?);
             pando_sys::file::share_or_copy(&from, &to)?;
-            to.set_permissions(Permissions::from_mode(SEALED))
+            to.set_permissions(Permissions::from_mode(SEALED))?;
+            // Whoever takes it over, sealed as it is, takes it for durable.
+            to.sync_all()
         }
         other => other,
     }

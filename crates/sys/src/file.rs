@@ -149,6 +149,19 @@ pub fn for_each_data_extent(
     Ok(())
 }
 
+/// Sets space aside for the first `bytes` of a file, which stays as long as it is.
+///
+/// # Errors
+/// When there is not as much, or the file system cannot.
+pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(
+        file,
+        FallocateFlags::KEEP_SIZE,
+        0,
+        bytes,
+    )?)
+}
+
 /// Turns every block of zeros into a hole; returns the bytes that were freed.
 /// What the file reads as does not change. Nobody may write it meanwhile.
 ///

@@ -142,8 +142,29 @@ impl Api {
         response.into_body().into_reader()
     }
 
-    /// Any request.
+    /// Any request, which must be answered.
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        self.try_send(method, path, headers, body)
+            .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// A `POST` with a JSON body, or without; the daemon may die of it.
+    ///
+    /// # Errors
+    /// There was no whole answer.
+    pub fn try_post(&self, path: &str, body: Option<&Value>) -> Result<Answer, String> {
+        let text = body.map(Value::to_string).unwrap_or_default();
+        let headers = body.map(|_| ("content-type", "application/json"));
+        self.try_send("POST", path, headers.as_slice(), text.as_bytes())
+    }
+
+    fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<Answer, String> {
         let mut request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url));
@@ -159,17 +180,10 @@ impl Api {
             .configure_request(request)
             .allow_non_standard_methods(true)
             .build();
-        let mut response = self
-            .agent
-            .run(request)
-            .unwrap_or_else(|error| panic!("{method} {path}: {error}"));
-        let body = response
-            .body_mut()
-            .with_config()
-            .limit(1 << 31)
-            .read_to_vec()
-            .expect("a whole body");
-        Answer {
+        let mut response = self.agent.run(request).map_err(|error| error.to_string())?;
+        let body = response.body_mut().with_config().limit(1 << 31);
+        let body = body.read_to_vec().map_err(|error| error.to_string())?;
+        Ok(Answer {
             status: response.status().as_u16(),
             headers: response
                 .headers()
@@ -183,6 +197,6 @@ impl Api {
                 .collect(),
             text: String::from_utf8_lossy(&body).into_owned(),
             body,
-        }
+        })
     }
 }

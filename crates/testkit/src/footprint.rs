@@ -7,7 +7,7 @@ use std::path::Path;
 /// What must be the same before and after a refused request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Footprint {
-    processes: BTreeSet<String>,
+    processes: BTreeSet<u32>,
     descriptors: usize,
     files: BTreeSet<String>,
     sandboxes: Vec<String>,

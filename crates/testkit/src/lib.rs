@@ -10,8 +10,10 @@
 
 mod api;
 mod footprint;
+mod loop_fs;
 mod world;
 
 pub use api::{Answer, Api};
 pub use footprint::Footprint;
+pub use loop_fs::{FileSystem, LoopFs};
 pub use world::{Options, Ran, World, pando};

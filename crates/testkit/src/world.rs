@@ -42,6 +42,8 @@ pub struct World {
     env: Vec<(String, String)>,
     address: String,
     account: Option<u32>,
+    /// What the kernel is to say of the host's boot, if not the truth.
+    boot_id: Option<PathBuf>,
 }
 
 /// What a command said and how it ended.
@@ -87,6 +89,7 @@ impl World {
             env: options.env,
             address: String::new(),
             account: options.account,
+            boot_id: None,
         };
         if let Some(account) = options.account {
             world.move_in(account);
@@ -108,6 +111,9 @@ impl World {
     pub fn start_daemon_at(&mut self, address: &str) {
         assert!(self.daemon.is_none(), "the daemon is up");
         let mut command = self.program();
+        if let Some(boot_id) = &self.boot_id {
+            command = on_another_boot(boot_id, &command);
+        }
         self.settings(&mut command)
             .args(["serve", "--listen", address]);
         let log = std::fs::File::options()
@@ -154,6 +160,47 @@ impl World {
         let mut daemon = self.daemon.take().expect("the daemon is up");
         daemon.kill().expect("it can be killed");
         daemon.wait().expect("it ends");
+    }
+
+    /// The next daemons get this in their environment too.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Kills the daemon, if it is up, and every shim and VMM, and waits until all are gone.
+    pub fn kill_all(&mut self) {
+        if self.daemon.is_some() {
+            self.kill_daemon();
+        }
+        for pid in self.processes() {
+            kill(pid);
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.processes().is_empty() {
+            assert!(Instant::now() < deadline, "killed processes live on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The next daemons find a host that was started anew: the kernel says another boot id.
+    pub fn host_starts_anew(&mut self) {
+        let boot_id = self.scratch("boot-id");
+        let fresh = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("an id");
+        std::fs::write(&boot_id, fresh).expect("a file");
+        self.boot_id = Some(boot_id);
+    }
+
+    /// Shims and VMMs: processes whose working directory is in the world.
+    pub fn processes(&self) -> BTreeSet<u32> {
+        let inside = |pid: &u32| {
+            std::fs::read_link(format!("/proc/{pid}/cwd"))
+                .is_ok_and(|cwd| cwd.starts_with(&self.state_dir))
+        };
+        std::fs::read_dir("/proc")
+            .expect("the processes")
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(inside)
+            .collect()
     }
 
     /// The daemon's process id.
@@ -393,16 +440,16 @@ impl World {
         let cache = self.scratch("cache");
         std::fs::create_dir(&cache).expect("a cache");
         std::fs::copy(pando(), self.scratch("pando")).expect("a copy of the program");
-        let ours =
-            std::env::var("PANDO_CACHE_DIR").unwrap_or_else(|_| "/var/cache/pando".to_owned());
+        let ours = cache_dir();
         let copied = Command::new("cp")
             .args(["-r", "--sparse=always"])
-            .arg(format!("{ours}/base-v1"))
+            .arg(ours.join("base-v1"))
             .arg(&cache)
             .status();
         assert!(
             copied.is_ok_and(|status| status.success()),
-            "no base image in `{ours}`"
+            "no base image in `{}`",
+            ours.display()
         );
         let owner = format!("{account}:{account}");
         let given = Command::new("chown")
@@ -479,17 +526,32 @@ impl Drop for World {
             for sandbox in sandboxes.flatten() {
                 let pid =
                     std::fs::read_to_string(sandbox.path().join("shim.pid")).unwrap_or_default();
-                if let Some(pid) = pid.split(' ').next().filter(|pid| !pid.is_empty()) {
-                    drop(
-                        Command::new("kill")
-                            .args(["-9", pid])
-                            .stderr(Stdio::null())
-                            .status(),
-                    );
+                if let Some(pid) = pid.split(' ').next().and_then(|pid| pid.parse().ok()) {
+                    kill(pid);
                 }
             }
         }
     }
+}
+
+fn kill(pid: u32) {
+    let mut kill = Command::new("kill");
+    kill.args(["-9", &pid.to_string()]).stderr(Stdio::null());
+    // Its end is what was wanted, whoever brought it about.
+    drop(kill.status());
+}
+
+/// The same program where the kernel says this boot id. All else of the host is the same,
+/// and what is unmounted outside is unmounted inside.
+fn on_another_boot(boot_id: &Path, program: &Command) -> Command {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "slave", "sh", "-c"])
+        .arg("mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"")
+        .arg(boot_id)
+        .arg(program.get_program())
+        .args(program.get_args());
+    command
 }
 
 fn child_of(parent: u32) -> Option<u32> {
@@ -508,7 +570,12 @@ fn child_of(parent: u32) -> Option<u32> {
         .find(is_child)
 }
 
-fn open_to_all(path: &Path) {
+/// Where images and bakes are for every world.
+pub(crate) fn cache_dir() -> PathBuf {
+    std::env::var_os("PANDO_CACHE_DIR").map_or_else(|| "/var/cache/pando".into(), PathBuf::from)
+}
+
+pub(crate) fn open_to_all(path: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711))
         .expect("its mode can be set");

@@ -1,76 +1,22 @@
 //! A host whose disk is full: what cannot be kept is refused, what runs is not lost.
 
-use pando_testkit::{Options, World};
+use pando_testkit::{FileSystem, LoopFs, Options, World};
 use serde_json::json;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// A small file system of its own, unmounted when dropped.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(dir: &Path, mib: u32) -> Self {
-        let (image, place) = (dir.join("image"), dir.join("mounted"));
-        std::fs::create_dir(&place).unwrap();
-        run(
-            "truncate",
-            &["-s", &format!("{mib}M"), &image.display().to_string()],
-        );
-        run(
-            "mkfs.ext4",
-            &["-q", "-m", "0", &image.display().to_string()],
-        );
-        run(
-            "mount",
-            &[
-                "-o",
-                "loop",
-                &image.display().to_string(),
-                &place.display().to_string(),
-            ],
-        );
-        Self(place)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg("-l").arg(&self.0).status());
-    }
-}
-
-fn run(program: &str, args: &[&str]) {
-    let status = Command::new(program)
-        .args(args)
-        .status()
-        .unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(status.success(), "{program} {args:?}");
-}
 
 #[test]
 fn a_create_on_a_full_disk_is_refused_and_leaves_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    // Other accounts must pass through to what is theirs.
-    run("chmod", &["711", &dir.path().display().to_string()]);
     // The layers of a sandbox are copied here, since the cache is on another file system:
     // one sandbox fits, two do not.
-    let mounted = Mounted::new(dir.path(), 900);
+    let fs = LoopFs::new(FileSystem::Ext4, 900);
     let world = World::with(Options {
-        state_dir: Some(mounted.0.join("state")),
+        state_dir: Some(fs.path().join("state")),
         ..Options::default()
     });
     let id = world.create();
     // Nothing of the guest's is left to be written.
     world.sh(&id, "sudo sync");
-    let filler = mounted.0.join("filler");
-    let filled = Command::new("dd")
-        .arg("if=/dev/zero")
-        .arg(format!("of={}", filler.display()))
-        .args(["bs=1M", "status=none"])
-        .output()
-        .unwrap();
-    assert!(!filled.status.success(), "the disk is not full");
+    fs.leave_free(0);
 
     let refused = world.api().post("/v1/sandboxes", &json!({}));
     assert_eq!(
@@ -100,7 +46,7 @@ fn a_create_on_a_full_disk_is_refused_and_leaves_nothing() {
     );
     let reason = world.inspect(&id)["state_reason"].clone();
     assert_eq!(reason, "it stands still: the host's disk is full");
-    std::fs::remove_file(&filler).unwrap();
+    fs.make_room();
     let deadline = Instant::now() + Duration::from_secs(30);
     while !world.inspect(&id)["state_reason"].is_null() {
         assert!(Instant::now() < deadline, "it still stands still");
