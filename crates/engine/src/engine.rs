@@ -105,6 +105,8 @@ pub(crate) struct Inner {
     /// Whole memory files for them.
     pub(crate) materialized: Materialized,
     pub(crate) pool: Pool,
+    /// Held while layers are merged: that is done for one snapshot at a time.
+    pub(crate) flattening: tokio::sync::Mutex<()>,
     /// The initrd with this daemon's agent, by root image: packing and hashing one takes
     /// longer than a claim.
     pub(crate) initrds: Mutex<HashMap<String, Initrd>>,
@@ -130,6 +132,7 @@ impl Engine {
         engine.stand_templates().await?;
         engine.adopt_all().await?;
         tokio::spawn(engine.clone().keep_pool());
+        tokio::spawn(engine.clone().flatten_all());
         Ok(engine)
     }
 
@@ -460,6 +463,7 @@ impl Inner {
             snapshots,
             materialized,
             pool,
+            flattening: tokio::sync::Mutex::default(),
             initrds: Mutex::default(),
             started: Instant::now(),
             keys,

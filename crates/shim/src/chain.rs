@@ -5,7 +5,11 @@
 //! next one too. So nothing is lost when a snapshot could not be kept, for want of space or
 //! because the daemon died.
 
+use pando_types::limits;
 use pando_vmm::ChangeTracker;
+
+/// Layers that a VM with the most of them may get by pauses that came to nothing.
+const SPARE_DISKS: usize = 16;
 
 /// The chain of this VM's snapshots, as far as it matters for the next one.
 #[derive(Debug)]
@@ -64,6 +68,13 @@ impl Chain {
         true
     }
 
+    /// Whether no further snapshot can be taken that the VM runs on after. One that it ends
+    /// with can: it goes on with a short chain then.
+    pub(crate) fn is_full(&self, hold: bool) -> bool {
+        let spare = if hold { SPARE_DISKS } else { 0 };
+        self.disks >= limits::DISK_LAYERS + spare
+    }
+
     /// A snapshot was taken, with the memory or without: the uppermost layer of the disk is
     /// sealed, and a new one lies on it.
     pub(crate) fn taken(&mut self, name: &str, memory: bool) {
@@ -84,6 +95,15 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_chain_can_still_be_paused() {
+        let chain = |disks| Chain::new(disks, 2, "bake".into());
+        assert!(!chain(limits::DISK_LAYERS - 1).is_full(false));
+        assert!(chain(limits::DISK_LAYERS).is_full(false));
+        assert!(!chain(limits::DISK_LAYERS).is_full(true));
+        assert!(chain(limits::DISK_LAYERS + SPARE_DISKS).is_full(true));
+    }
 
     #[test]
     fn what_was_not_kept_is_in_the_next_one() {

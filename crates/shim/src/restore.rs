@@ -1,13 +1,14 @@
-//! Writing layers of pages over a VM's memory, before its device state is loaded.
+//! Writing layers of pages over a VM's memory, before its device state is loaded. Each page is
+//! written once, whatever the number of layers that have it: a spawn costs what differs from
+//! the memory's file, not how often it changed.
 
 use crate::machine::{Machine, StartError};
 use crate::spec;
-use pando_store::pages::{Pages, PagesError, Run};
+use pando_store::pages::{Pages, PagesError, Run, Topmost};
 use pando_sys::memory::{FileRange, GuestMemory, MemoryError};
 use pando_vmm::{ChangeTracker, Qemu, Vmm as _};
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
 /// Bytes written by one call.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -41,9 +42,7 @@ impl Machine {
             .map(|index| self.slot().join(spec::pages(index)))
             .collect();
         let written = tokio::task::spawn_blocking(move || {
-            for file in &files {
-                write_layer(&memory, file, bytes)?;
-            }
+            write_layers(&memory, &files, bytes)?;
             let mut tracker = ChangeTracker::new(memory);
             tracker.rebase()?;
             Ok::<_, WritePagesError>(tracker)
@@ -54,41 +53,31 @@ impl Machine {
     }
 }
 
-fn write_layer(
-    memory: &Arc<GuestMemory>,
-    file: &Path,
+fn write_layers(
+    memory: &GuestMemory,
+    files: &[PathBuf],
     memory_bytes: u64,
 ) -> Result<(), WritePagesError> {
-    let pages = Pages::open(File::open(file)?, memory_bytes)?;
+    let open = |file: &PathBuf| Pages::open(File::open(file)?, memory_bytes);
+    let layers: Vec<Pages> = files.iter().map(open).collect::<Result<_, _>>()?;
     let (mut batch, mut held) = (Vec::new(), 0);
-    for run in pages.runs().iter().flat_map(|run| pieces(*run)) {
-        if held + run.bytes > BATCH_BYTES {
-            write_batch(memory, &pages, &batch)?;
+    for (layer, piece) in Topmost::of(&layers, memory_bytes)? {
+        if held + piece.bytes > BATCH_BYTES {
+            write_batch(memory, &batch)?;
             batch.clear();
             held = 0;
         }
-        held += run.bytes;
-        batch.push(run);
+        held += piece.bytes;
+        batch.push((layer, piece));
     }
-    write_batch(memory, &pages, &batch)
+    write_batch(memory, &batch)
 }
 
-/// A run in pieces of at most a batch.
-fn pieces(run: Run) -> impl Iterator<Item = Run> {
-    (0..run.bytes)
-        .step_by(BATCH_BYTES as usize)
-        .map(move |at| Run {
-            offset: run.offset + at,
-            bytes: BATCH_BYTES.min(run.bytes - at),
-            data: run.data.map(|data| data + at),
-        })
-}
-
-fn write_batch(memory: &GuestMemory, pages: &Pages, batch: &[Run]) -> Result<(), WritePagesError> {
+fn write_batch(memory: &GuestMemory, batch: &[(&Pages, Run)]) -> Result<(), WritePagesError> {
     let (mut bytes, mut piece) = (Vec::new(), Vec::new());
     let mut places = Vec::with_capacity(batch.len());
-    for run in batch {
-        pages.read(run, &mut piece)?;
+    for (layer, run) in batch {
+        layer.read(run, &mut piece)?;
         bytes.extend_from_slice(&piece);
         places.push(FileRange {
             offset: run.offset,

@@ -82,6 +82,12 @@ pub(crate) async fn take(
             request.base
         )));
     }
+    if chain.is_full(request.hold) {
+        return Err(ConnectError::failed_precondition(format!(
+            "its disk has {} layers, one for each snapshot since it was started, and can have no more: pause and resume it",
+            chain.disks
+        )));
+    }
     if !request.memory {
         write_out(running).await?;
     }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 /// Every point, in the order in which a publish, a sandbox's life and what is done to it
 /// reach them. Those of `shim.` are reached in a shim.
-pub const POINTS: [&str; 21] = [
+pub const POINTS: [&str; 23] = [
     "snapshot.layers_written",
     "snapshot.manifest_written",
     "snapshot.before_rename",
@@ -24,6 +24,8 @@ pub const POINTS: [&str; 21] = [
     "rollback.spawned",
     "rollback.indexed",
     "fork.taken",
+    "flatten.before_exchange",
+    "flatten.after_exchange",
     "shim.frozen",
     "shim.saved",
     "shim.switched",

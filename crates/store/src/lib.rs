@@ -16,9 +16,12 @@
 pub mod fault;
 mod index;
 mod layer;
+mod lease;
 mod manifest;
 mod materialized;
+mod merged;
 pub mod pages;
+pub mod qcow2;
 mod sandbox_dir;
 mod snapshots;
 
@@ -29,6 +32,7 @@ pub use index::{
 pub use layer::{Layer, LayerError, Verified, hash_file};
 pub use manifest::{Machine, Manifest, ManifestError, SavedState};
 pub use materialized::{Materialized, MemorySource};
+pub use merged::Merges;
 pub use sandbox_dir::{SHIM, SLOT, SandboxDir, SandboxDirs, read_untrusted};
 pub use snapshots::{Snapshot, Snapshots, Staging, StoreError, link_or_copy};
 

@@ -129,6 +129,26 @@ impl Materialized {
         made
     }
 
+    /// Says that two manifests have the same memory: the file of the one, if it is there, is
+    /// the other's too.
+    ///
+    /// # Errors
+    /// It cannot get its second name.
+    pub fn alias(&self, one: &Manifest, other: &Manifest) -> io::Result<()> {
+        let file = |manifest: &Manifest| self.dir.join(key(manifest, manifest.pages.len()));
+        match fs::hard_link(file(one), file(other)) {
+            Err(error)
+                if !matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists
+                ) =>
+            {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn make_alone(
         &self,
         snapshot: &Snapshot,
@@ -256,10 +276,7 @@ mod tests {
             writer.finish().unwrap();
             manifest.pages.extend(describe(&name));
         }
-        Snapshot {
-            dir: dir.to_path_buf(),
-            manifest,
-        }
+        Snapshot::unpublished(dir, manifest)
     }
 
     fn byte(file: &Path, page: usize) -> u8 {
@@ -285,6 +302,24 @@ mod tests {
         let child = snapshot(&dir.path().join("s"), &[1, 2, 3]);
         let of_child = cache.source(&child);
         assert_eq!((of_child.file, of_child.pages.len()), (after.file, 1));
+    }
+
+    #[test]
+    fn a_memory_in_other_layers_has_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Materialized::open(&dir.path().join("m"), "boot", u64::MAX).unwrap();
+        let long = snapshot(&dir.path().join("s"), &[1, 2]);
+        let short = snapshot(&dir.path().join("t"), &[3]);
+        cache.alias(&long.manifest, &short.manifest).unwrap();
+        assert_eq!(cache.source(&short).pages.len(), 1, "there is no file yet");
+        cache.make(&long, MEMORY_BYTES).unwrap();
+        cache.alias(&long.manifest, &short.manifest).unwrap();
+        let source = cache.source(&short);
+        assert!(source.pages.is_empty());
+        assert_eq!(
+            [1, 2, 3].map(|page| byte(source.file.as_ref().unwrap(), page)),
+            [1, 2, 5]
+        );
     }
 
     #[test]

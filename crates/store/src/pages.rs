@@ -223,6 +223,12 @@ impl Pages {
         &self.runs
     }
 
+    fn by_place(&self) -> Vec<Run> {
+        let mut runs = self.runs.clone();
+        runs.sort_unstable_by_key(|run| run.offset);
+        runs
+    }
+
     /// Reads a run's pages.
     ///
     /// # Errors
@@ -258,6 +264,97 @@ impl Pages {
             }
         }
         Ok(copied)
+    }
+}
+
+/// Most bytes of a piece of [`Topmost`].
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Makes one layer of several, the oldest first: laid over anything it gives what they give
+/// one after another, zeros included, since they hide what lies below. Returns how many pages
+/// it holds.
+///
+/// # Errors
+/// A layer cannot be read, or the target not be written.
+pub fn merge(layers: &[Pages], memory_bytes: u64, target: File) -> Result<u64, PagesError> {
+    let mut writer = PagesWriter::new(target, memory_bytes);
+    let mut buffer = Vec::new();
+    for (layer, piece) in Topmost::of(layers, memory_bytes)? {
+        layer.read(&piece, &mut buffer)?;
+        writer.add(piece.offset, &buffer)?;
+    }
+    Ok(writer.finish()?)
+}
+
+/// What several layers give that are laid over one another, the oldest first: each page once,
+/// of the topmost layer that has it, in the order of the memory and in pieces of at most
+/// 1 MiB. Takes memory for the indexes and two bytes for each page of the guest.
+#[derive(Debug)]
+pub struct Topmost<'l> {
+    layers: &'l [Pages],
+    /// Their runs, in the order of the memory.
+    runs: Vec<Vec<Run>>,
+    /// For each page the number of the topmost layer that has it, from 1; else 0.
+    topmost: Vec<u16>,
+    /// The next page to look at.
+    page: usize,
+}
+
+impl<'l> Topmost<'l> {
+    /// Of these layers of one memory.
+    ///
+    /// # Errors
+    /// A layer is of another memory, or there are more than 65,535.
+    pub fn of(layers: &'l [Pages], memory_bytes: u64) -> Result<Self, PagesError> {
+        let pages = usize::try_from(memory_bytes / PAGE_BYTES).unwrap_or(0);
+        let mut topmost = vec![0; pages];
+        for (number, layer) in (1usize..).zip(layers) {
+            let number = u16::try_from(number);
+            let number = number.map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            for run in &layer.runs {
+                let first = (run.offset / PAGE_BYTES) as usize;
+                let after = first + (run.bytes / PAGE_BYTES) as usize;
+                let places = topmost.get_mut(first..after);
+                let other = PagesError::Malformed("it is of a memory of another size");
+                places.ok_or(other)?.fill(number);
+            }
+        }
+        Ok(Self {
+            layers,
+            runs: layers.iter().map(Pages::by_place).collect(),
+            topmost,
+            page: 0,
+        })
+    }
+}
+
+impl<'l> Iterator for Topmost<'l> {
+    type Item = (&'l Pages, Run);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.topmost.get(self.page..)?;
+        let (skipped, number) = rest.iter().enumerate().find(|(_, number)| **number > 0)?;
+        let layer = usize::from(*number) - 1;
+        self.page += skipped;
+        let run = rest_of_run(&self.runs[layer], self.page as u64 * PAGE_BYTES);
+        let longest = (run.bytes.min(PIECE_BYTES) / PAGE_BYTES) as usize;
+        let same = rest[skipped..].iter().take(longest);
+        let pages = same.take_while(|other| *other == number).count();
+        self.page += pages;
+        let bytes = pages as u64 * PAGE_BYTES;
+        Some((&self.layers[layer], Run { bytes, ..run }))
+    }
+}
+
+/// The run that has the page at `offset`, which one of them has, from there on.
+fn rest_of_run(by_place: &[Run], offset: u64) -> Run {
+    let after = by_place.partition_point(|run| run.offset <= offset);
+    let run = by_place[after - 1];
+    let skipped = offset - run.offset;
+    Run {
+        offset,
+        bytes: run.bytes - skipped,
+        data: run.data.map(|data| data + skipped),
     }
 }
 
@@ -365,6 +462,36 @@ mod tests {
                 expected[at..at + PAGE_BYTES as usize].fill(*byte);
             }
             laid_over(layer(&order), &mut memory);
+            prop_assert!(memory == expected);
+        }
+
+        #[test]
+        fn merged_layers_lie_over_as_one_after_another(
+            layers in proptest::collection::vec(
+                (proptest::collection::btree_map(0u64..64, 0u8..3, 0..40), 0usize..40), 1..6,
+            ),
+        ) {
+            let files: Vec<File> = layers.into_iter().map(|(pages, turned)| {
+                let mut order: Vec<(u64, u8)> = pages.into_iter().collect();
+                let turn = turned % order.len().max(1);
+                order.rotate_left(turn);
+                layer(&order)
+            }).collect();
+            // Nothing is 9 in a layer: what no layer has shows through both.
+            let mut expected = vec![9; MEMORY_BYTES as usize];
+            let mut memory = expected.clone();
+            let opened: Vec<Pages> = files
+                .iter()
+                .map(|file| Pages::open(file.try_clone().unwrap(), MEMORY_BYTES).unwrap())
+                .collect();
+            for file in files {
+                laid_over(file, &mut expected);
+            }
+            let merged = tempfile::tempfile().unwrap();
+            let pages = merge(&opened, MEMORY_BYTES, merged.try_clone().unwrap()).unwrap();
+            let changed = expected.chunks(PAGE_BYTES as usize).filter(|page| page[0] != 9);
+            prop_assert_eq!(pages, changed.count() as u64);
+            laid_over(merged, &mut memory);
             prop_assert!(memory == expected);
         }
 

@@ -2,11 +2,17 @@
 
 use crate::fault;
 use crate::layer::{Layer, LayerError, Verified, allocated_bytes};
+use crate::lease::{Lease, Leases};
 use crate::manifest::{self, Manifest, ManifestError};
+use crate::merged::{Merged, Merges};
+use crate::pages::PagesError;
+use crate::qcow2::Qcow2Error;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 const MANIFEST: &str = "manifest";
 
@@ -35,6 +41,15 @@ pub enum StoreError {
     /// A layer is not usable.
     #[error("snapshot `{0}` cannot be used")]
     Layer(String, #[source] LayerError),
+    /// Layers of pages cannot be merged.
+    #[error("the pages of snapshot `{0}` cannot be merged")]
+    Pages(String, #[source] PagesError),
+    /// Layers of the disk cannot be merged.
+    #[error("the disk of snapshot `{0}` cannot be merged")]
+    Disk(String, #[source] Qcow2Error),
+    /// It is spawned from all the time.
+    #[error("snapshot `{0}` is in use")]
+    InUse(String),
     /// A key that is not a plain file name.
     #[error("`{0}` cannot name a snapshot")]
     Key(String),
@@ -47,7 +62,7 @@ impl StoreError {
     }
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_path_buf();
     move |source| StoreError::Io {
         action,
@@ -61,15 +76,19 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Stor
 pub struct Snapshots {
     dir: PathBuf,
     verified: Verified,
+    leases: Leases,
+    merged: Arc<Merged>,
 }
 
-/// A published snapshot: its files never change.
+/// A published snapshot: its files never change. One that was got from [`Snapshots`] is not
+/// replaced as long as this, or a clone of it, is there.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Where its layers are.
     pub dir: PathBuf,
     /// What it is.
     pub manifest: Manifest,
+    _lease: Option<Arc<Lease>>,
 }
 
 /// A snapshot being written; dropped unpublished, it leaves nothing.
@@ -100,6 +119,8 @@ impl Snapshots {
         Ok(Self {
             dir: dir.to_path_buf(),
             verified: verified.clone(),
+            leases: Leases::default(),
+            merged: Arc::new(Merged::open(dir, verified)?),
         })
     }
 
@@ -146,25 +167,9 @@ impl Snapshots {
         manifest: &Manifest,
     ) -> Result<Snapshot, StoreError> {
         let target = self.path(key)?;
-        for layer in manifest.layers() {
-            let path = staging.dir.join(&layer.file);
-            let metadata = fs::metadata(&path).map_err(io_error("examine", &path))?;
-            // Taken over from another snapshot, it is sealed already.
-            if metadata.permissions().mode() & 0o777 != SEALED {
-                seal(&path)?;
-            }
-            self.verified.note(layer, &staging.dir);
-        }
-        fault::point("snapshot.layers_written");
-        let path = staging.dir.join(MANIFEST);
-        let mut file = File::create_new(&path).map_err(io_error("create", &path))?;
-        file.write_all(&manifest.encode())
-            .map_err(io_error("write", &path))?;
-        drop(file);
-        seal(&path)?;
-        fault::point("snapshot.manifest_written");
-        sync_dir(&staging.dir)?;
+        self.complete(&staging, manifest)?;
         fault::point("snapshot.before_rename");
+        let lease = Arc::new(self.leases.begin(key));
         match fs::rename(&staging.dir, &target) {
             Ok(()) => staging.published = true,
             Err(_) if target.join(MANIFEST).exists() => {
@@ -185,7 +190,96 @@ impl Snapshots {
         Ok(Snapshot {
             dir: target,
             manifest: manifest.clone(),
+            _lease: Some(lease),
         })
+    }
+
+    /// Puts what is staged in the place of the snapshot under `key`, which it must be equal
+    /// to in all but its layers; false if that was removed meanwhile. Waits with this
+    /// patience until nobody has the old one: nobody may have it who waits for this.
+    ///
+    /// # Errors
+    /// A file cannot be written or synced, or the old one is in use for too long. There is
+    /// the old one then, or the new one.
+    pub fn replace(
+        &self,
+        mut staging: Staging,
+        key: &str,
+        manifest: &Manifest,
+        patience: Duration,
+    ) -> Result<bool, StoreError> {
+        let target = self.path(key)?;
+        self.complete(&staging, manifest)?;
+        fault::point("flatten.before_exchange");
+        let exchanged = self.leases.alone(key, patience, || {
+            // A removal takes the manifest first.
+            let there = target.join(MANIFEST).exists();
+            there.then(|| pando_sys::file::exchange(&staging.dir, &target))
+        });
+        match exchanged {
+            None => return Err(StoreError::InUse(key.to_owned())),
+            Some(None) => return Ok(false),
+            Some(Some(exchanged)) => exchanged.map_err(io_error("replace", &target))?,
+        }
+        fault::point("flatten.after_exchange");
+        if let Err(error) = sync_dir(&self.dir) {
+            // Which of them has the name after a power cut is not known: both stay whole.
+            staging.published = true;
+            return Err(error);
+        }
+        Ok(true)
+    }
+
+    /// Puts a snapshot's layers into a directory, with some of them merged to one, and
+    /// returns the manifest of that, which is not written yet.
+    ///
+    /// # Errors
+    /// A layer cannot be read, or nothing be written.
+    pub fn shorten(
+        &self,
+        snapshot: &Snapshot,
+        target: &Path,
+        merges: &Merges,
+    ) -> Result<Manifest, StoreError> {
+        self.merged.shorten(snapshot, target, merges)
+    }
+
+    /// Makes `target`, a directory that must not exist, the same snapshot with some of its
+    /// layers merged to one. The rest of it is not made durable.
+    ///
+    /// # Errors
+    /// A layer cannot be read, or nothing be written; it may be there in part.
+    pub fn shorten_to(
+        &self,
+        snapshot: &Snapshot,
+        target: &Path,
+        merges: &Merges,
+    ) -> Result<(), StoreError> {
+        private_dir(target)?;
+        let manifest = self.shorten(snapshot, target, merges)?;
+        Snapshot::write(target, &manifest)
+    }
+
+    /// Makes all that is staged durable, the manifest last.
+    fn complete(&self, staging: &Staging, manifest: &Manifest) -> Result<(), StoreError> {
+        for layer in manifest.layers() {
+            let path = staging.dir.join(&layer.file);
+            let metadata = fs::metadata(&path).map_err(io_error("examine", &path))?;
+            // Taken over from another snapshot, it is sealed already.
+            if metadata.permissions().mode() & 0o777 != SEALED {
+                seal(&path)?;
+            }
+            self.verified.note(layer, &staging.dir);
+        }
+        fault::point("snapshot.layers_written");
+        let path = staging.dir.join(MANIFEST);
+        let mut file = File::create_new(&path).map_err(io_error("create", &path))?;
+        file.write_all(&manifest.encode())
+            .map_err(io_error("write", &path))?;
+        drop(file);
+        seal(&path)?;
+        fault::point("snapshot.manifest_written");
+        sync_dir(&staging.dir)
     }
 
     /// The snapshot under `key`, if there is one; its layers' lengths are checked.
@@ -193,7 +287,14 @@ impl Snapshots {
     /// # Errors
     /// It is there but cannot be used.
     pub fn get(&self, key: &str) -> Result<Option<Snapshot>, StoreError> {
-        Snapshot::load(&self.path(key)?, key)
+        let path = self.path(key)?;
+        // Before the manifest is read: what it names stays.
+        let lease = Arc::new(self.leases.begin(key));
+        let found = Snapshot::load(&path, key)?;
+        Ok(found.map(|snapshot| Snapshot {
+            _lease: Some(lease),
+            ..snapshot
+        }))
     }
 
     /// Reads every layer and compares checksums, but for those that were read before.
@@ -265,21 +366,22 @@ impl Snapshots {
     /// The directory cannot be removed.
     pub fn remove(&self, key: &str) -> Result<(), StoreError> {
         let dir = self.path(key)?;
-        // The manifest goes first: a crash in between leaves what `open` sweeps.
-        for path in [dir.join(MANIFEST)] {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error("remove", &path)(error));
-                }
-                _ => {}
+        // The manifest goes first: a crash in between leaves what `open` sweeps, and nothing
+        // is put in the place of what has none.
+        let path = dir.join(MANIFEST);
+        match self.leases.unreplaced(|| fs::remove_file(&path)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("remove", &path)(error));
             }
+            _ => {}
         }
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(io_error("remove", &dir)(error))
+                return Err(io_error("remove", &dir)(error));
             }
-            _ => Ok(()),
+            _ => self.merged.forget_unused(),
         }
+        Ok(())
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, StoreError> {
@@ -328,7 +430,18 @@ impl Snapshot {
         Ok(Some(Self {
             dir: dir.to_path_buf(),
             manifest,
+            _lease: None,
         }))
+    }
+
+    /// A snapshot that is nobody's but the directory's.
+    #[cfg(test)]
+    pub(crate) fn unpublished(dir: &Path, manifest: Manifest) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+            manifest,
+            _lease: None,
+        }
     }
 
     /// Where a layer of it is.
@@ -396,7 +509,7 @@ impl Snapshot {
 }
 
 /// A new directory for the daemon's eyes only: a memory is in it.
-fn private_dir(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn private_dir(path: &Path) -> Result<(), StoreError> {
     let made = fs::DirBuilder::new().mode(0o700).create(path);
     made.map_err(io_error("create", path))
 }
@@ -494,7 +607,7 @@ fn abandoned(name: &str) -> bool {
 }
 
 /// Makes a file's content durable and its inode read-only.
-fn seal(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn seal(path: &Path) -> Result<(), StoreError> {
     let file = File::open(path).map_err(io_error("open", path))?;
     file.set_permissions(Permissions::from_mode(SEALED))
         .map_err(io_error("seal", path))?;

@@ -1,10 +1,12 @@
-//! Dying at each named point of a publish: afterwards there is nothing, or all of it.
+//! Dying at each named point of a publish: afterwards there is nothing, or all of it. Dying at
+//! each of a replacement: there is the old one, or the new one.
 //!
 //! Without the usual harness: a point aborts its process, so this program runs itself.
 
-use pando_store::{Layer, Machine, Manifest, SavedState, Snapshots, Verified, fault};
+use pando_store::{Layer, Machine, Manifest, Merges, SavedState, Snapshots, Verified, fault};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 const CHILD: &str = "PANDO_STORE_CRASH_DIR";
 
@@ -17,8 +19,14 @@ fn main() {
         return;
     }
     match std::env::var_os(CHILD) {
-        Some(dir) => publish(Path::new(&dir)),
-        None => a_crash_at_any_point_leaves_nothing_or_all(),
+        Some(dir) => {
+            let snapshots = publish(Path::new(&dir));
+            replace(&snapshots);
+        }
+        None => {
+            a_crash_at_any_point_leaves_nothing_or_all();
+            a_crash_in_a_replacement_leaves_the_old_one_or_the_new();
+        }
     }
 }
 
@@ -29,7 +37,7 @@ fn print(text: &str) {
         .expect("stdout");
 }
 
-fn publish(dir: &Path) {
+fn publish(dir: &Path) -> Snapshots {
     let snapshots = Snapshots::open(dir, &Verified::default()).expect("it opens");
     let staging = snapshots.stage("one").expect("it stages");
     let layer = |file: &str| -> Layer {
@@ -63,24 +71,61 @@ fn publish(dir: &Path) {
     snapshots
         .publish(staging, "key", &manifest)
         .expect("it is published");
+    snapshots
+}
+
+/// Puts one of another time in its place.
+fn replace(snapshots: &Snapshots) {
+    let old = snapshots.get("key").expect("it is whole");
+    let old = old.expect("it is there");
+    let staging = snapshots.stage("two").expect("it stages");
+    let manifest = Manifest {
+        created_at_ms: 2,
+        ..snapshots
+            .shorten(&old, staging.dir(), &Merges::default())
+            .expect("it is linked")
+    };
+    drop(old);
+    let replaced = snapshots.replace(staging, "key", &manifest, Duration::from_secs(60));
+    assert!(replaced.expect("it is replaced"));
+}
+
+/// Runs this program in a directory, to this point; whether it came to its end.
+fn run(dir: &Path, fault: Option<&str>) -> bool {
+    let own = std::env::current_exe().expect("this program");
+    let mut command = Command::new(own);
+    command.env(CHILD, dir).env_remove("PANDO_FAULT");
+    if let Some(fault) = fault {
+        command.env("PANDO_FAULT", fault);
+    }
+    command.output().expect("it runs").status.success()
+}
+
+fn a_crash_in_a_replacement_leaves_the_old_one_or_the_new() {
+    for (point, time) in [
+        ("flatten.before_exchange", 1),
+        ("flatten.after_exchange", 2),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(!run(dir.path(), Some(point)), "`{point}` is never reached");
+        let snapshots = Snapshots::open(dir.path(), &Verified::default()).expect("it opens");
+        let found = snapshots.get("key").expect("it is whole");
+        let found = found.expect("it is there");
+        snapshots.verify(&found).expect("its layers are whole");
+        assert_eq!(found.manifest.created_at_ms, time, "{point}");
+        let left = std::fs::read_dir(dir.path()).expect("a directory").count();
+        assert_eq!(left, 1, "{point}: rests are left");
+    }
+    print("test a_crash_in_a_replacement_leaves_the_old_one_or_the_new ... ok\n");
 }
 
 fn a_crash_at_any_point_leaves_nothing_or_all() {
-    let own = std::env::current_exe().expect("this program");
     for point in fault::POINTS
         .into_iter()
         .filter(|point| point.starts_with("snapshot."))
     {
         let dir = tempfile::tempdir().expect("a directory");
-        let run = |fault: Option<&str>| {
-            let mut command = Command::new(&own);
-            command.env(CHILD, dir.path()).env_remove("PANDO_FAULT");
-            if let Some(fault) = fault {
-                command.env("PANDO_FAULT", fault);
-            }
-            command.output().expect("it runs").status.success()
-        };
-        assert!(!run(Some(point)), "`{point}` is never reached");
+        assert!(!run(dir.path(), Some(point)), "`{point}` is never reached");
         let published = point == "snapshot.after_rename";
         let snapshots = Snapshots::open(dir.path(), &Verified::default()).expect("it opens");
         let found = snapshots.get("key").expect("it is whole or absent");
@@ -90,7 +135,10 @@ fn a_crash_at_any_point_leaves_nothing_or_all() {
         }
         let left = std::fs::read_dir(dir.path()).expect("a directory").count();
         assert_eq!(left, usize::from(published), "{point}: rests are left");
-        assert!(published || run(None), "{point}: the next try fails");
+        assert!(
+            published || run(dir.path(), None),
+            "{point}: the next try fails"
+        );
     }
     print("test a_crash_at_any_point_leaves_nothing_or_all ... ok\n");
 }

@@ -23,6 +23,10 @@ pub const PROCESSES_KEPT: usize = 256;
 /// The virtual size of a sandbox's writable disk. It takes space only as it is written.
 pub const DISK_GIB: u64 = 8;
 
+/// Layers of a running VM's disk. Each snapshot adds one; a VM that goes on from one begins
+/// with few. QEMU holds three descriptors for each, and reads through them one by one.
+pub const DISK_LAYERS: usize = 400;
+
 /// Children of one fork. Beyond it a caller forks again and sees in between what came of it.
 pub const FORK_CHILDREN: u32 = 1000;
 

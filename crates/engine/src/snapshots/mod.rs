@@ -1,5 +1,6 @@
 //! Snapshots: taken, listed, removed. What is spawned from one is in `restore`.
 
+mod flatten;
 mod kept;
 mod restore;
 mod take;

@@ -71,7 +71,7 @@ impl Engine {
         let row = self.inner.kept.find(caller, &reference)?;
         check_size(&row, &request)?;
         let _spawning = self.inner.pool.spawning();
-        let stored = self.stored(&row.id).await?;
+        let stored = self.short(&row.id).await?;
         let disk_only = request.disk_only || row.kind == SnapshotKind::Disk;
         let origin = self.origin(&stored, disk_only).await?;
         let child = SandboxRow {
@@ -159,8 +159,8 @@ impl Engine {
         check_maps(&checked)?;
         let _spawning = self.inner.pool.spawning();
         let (unlisted, taken) = self.take_for_fork(entry).await?;
-        let stored = &taken.stored;
         let cost = taken.cost();
+        let stored = &self.shortened(taken.stored).await?;
         fault::point("fork.taken");
         self.materialize_for(stored, request.count).await?;
         let origin = self.origin(stored, false).await?;
@@ -187,6 +187,7 @@ impl Engine {
         };
         // The next fork is compared with this one.
         self.follow_on(entry, &taken).await;
+        self.shorten_parent_later(entry, &taken.stored);
         Ok((unlisted, taken))
     }
 
@@ -231,7 +232,7 @@ impl Engine {
         entry.check(Operation::RollBack)?;
         let row = entry.row();
         let _spawning = self.inner.pool.spawning();
-        let stored = self.stored(&snapshot.id).await?;
+        let stored = self.short(&snapshot.id).await?;
         check_same(&row, snapshot, &stored)?;
         let origin = self
             .origin(&stored, snapshot.kind == SnapshotKind::Disk)
@@ -265,7 +266,7 @@ impl Engine {
         let row = entry.row();
         let paused_in = row.paused_in.clone().unwrap_or_default();
         let _spawning = self.inner.pool.spawning();
-        let stored = self.stored(&paused_in).await?;
+        let stored = self.short(&paused_in).await?;
         let origin = self.origin(&stored, false).await?;
         let up = self.bring_up_origin(entry, &origin).await?;
         fault::point("resume.spawned");
@@ -376,7 +377,7 @@ impl Engine {
     }
 
     /// A snapshot's files.
-    async fn stored(&self, id: &str) -> Result<Stored, EngineError> {
+    pub(super) async fn stored(&self, id: &str) -> Result<Stored, EngineError> {
         let key = id.to_owned();
         let found = tokio::task::spawn_blocking({
             let inner = Arc::clone(&self.inner);

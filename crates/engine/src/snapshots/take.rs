@@ -117,6 +117,7 @@ impl Engine {
         let described = kept::describe(&row);
         self.inner.kept.insert(row);
         self.follow_on(entry, taken).await;
+        self.flatten_later(entry, &taken.stored);
         described
     }
 
@@ -254,7 +255,7 @@ impl Engine {
         entry.check(Operation::Pause)?;
         let shim = entry.in_use()?;
         let id = ids::snapshot();
-        self.take(entry, &id, SnapshotKind::Full, true).await?;
+        let taken = self.take(entry, &id, SnapshotKind::Full, true).await?;
         let row = entry.row();
         let change = Change {
             state: SandboxState::Paused,
@@ -277,6 +278,7 @@ impl Engine {
         self.end_shim(entry).await;
         fault::point("pause.ended");
         self.empty_home(entry).await;
+        self.flatten_later(entry, &taken.stored);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use std::path::Path;
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::jail::seccomp::Program;
 use pando_sys::spawn::{Child, Limit, Spawn};
+use pando_types::limits::DISK_LAYERS;
 use pando_types::{Accelerator, Size};
 use tokio::net::UnixStream;
 
@@ -17,8 +18,10 @@ use super::arguments::{arguments, descriptor};
 use super::config::{Channels, Jail, QemuConfig, Start};
 use crate::error::LaunchError;
 
-/// Descriptors that QEMU may have open: a dozen, and two for each disk layer.
-const OPEN_FILES: u64 = 1024;
+/// Descriptors that QEMU may have open: a few dozen, and for each disk layer one, or three
+/// where it was added to the running VM. Four leave room for the pause of a VM that has the
+/// most layers, which adds another.
+const OPEN_FILES: u64 = 4 * DISK_LAYERS as u64 + 256;
 
 /// Where distributions keep what a QEMU maps and reads.
 const SYSTEM_PATHS: [&str; 8] = [
