@@ -101,6 +101,8 @@ fn prepare() -> Result<()> {
         ("/tmp", 0o1777),
         ("/etc", 0o755),
         ("/etc/pando/resume.d", 0o755),
+        ("/run/pando", 0o755),
+        ("/run/pando/notify", 0o1777),
     ] {
         let path = Path::new(folder);
         if !path.exists() {
