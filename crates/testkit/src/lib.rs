@@ -10,8 +10,10 @@
 
 mod api;
 mod footprint;
+mod swap;
 mod world;
 
 pub use api::{Answer, Api};
 pub use footprint::Footprint;
+pub use swap::SwapFile;
 pub use world::{Options, Ran, World, pando};
