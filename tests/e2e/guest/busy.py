@@ -80,6 +80,9 @@ def serve_files():
 
 
 def write_rows():
+    # The processor is the others' until they wait.
+    while not os.path.exists(f"{TOLD}/ready-pip"):
+        time.sleep(0.1)
     database = sqlite3.connect(f"{HOME}/rows.db", isolation_level=None)
     database.execute("create table rows (number integer primary key, square integer)")
     number = 0
