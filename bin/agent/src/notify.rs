@@ -115,7 +115,7 @@ fn read_wish(
     // Not blocking: it may be a pipe.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
-    let data = file.metadata().map_err(errno)?;
+    let data = file.metadata().map_err(|error| errno(&error))?;
     // One with a second name may be another's, linked to here.
     if !data.is_file() || data.nlink() != 1 || data.len() > MAX_BYTES {
         return Ok(None);
@@ -126,8 +126,8 @@ fn read_wish(
     Ok(signal.map(|signal| (signal, data.uid())))
 }
 
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// `USR1`, `SIGUSR1` or `10`.
@@ -205,9 +205,12 @@ mod tests {
     }
 
     fn line(child: &mut Child) -> String {
+        let mut line = Vec::new();
+        let mut byte = [0];
         let stdout = child.stdout.as_mut().expect("piped");
-        let bytes = stdout.bytes().map_while(Result::ok);
-        let line: Vec<u8> = bytes.take_while(|byte| *byte != b'\n').collect();
+        while stdout.read(&mut byte).expect("read") == 1 && byte != *b"\n" {
+            line.extend(byte);
+        }
         String::from_utf8(line).expect("text")
     }
 
