@@ -150,8 +150,9 @@ def wait_caught():
     signal.signal(signal.SIGUSR1, lambda *_: tell("caught", {"epoch": epoch()}))
     register()
     tell("ready-caught", {})
+    # Not pause(), which would wait for the next signal where one came just before it.
     while True:
-        signal.pause()
+        time.sleep(0.05)
 
 
 def main():
