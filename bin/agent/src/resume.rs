@@ -26,7 +26,7 @@ use crate::users::User;
 const HOOKS: &str = "/etc/pando/resume.d";
 
 /// What tells programs that they are in another clone: the epoch's file.
-const RUN: &str = "/run/pando";
+pub(crate) const RUN: &str = "/run/pando";
 
 /// Files of programs that want a signal.
 const NOTIFY: &str = "/run/pando/notify";
