@@ -2,6 +2,7 @@
 //! process runs.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,10 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use tokio::time::Instant;
 
 use crate::boot;
+use crate::boot::cgroups::USER_CGROUP;
+use crate::epoch;
 use crate::log::log;
+use crate::notify;
 use crate::process::output::{Event, ExitStatus};
 use crate::process::{self, CgroupChoice, Description, Wiring};
 use crate::sandbox::{Identity, Sandbox};
@@ -20,6 +24,12 @@ use crate::users::User;
 
 /// The template's own programs to run at every resume, in order of their names.
 const HOOKS: &str = "/etc/pando/resume.d";
+
+/// What tells programs that they are in another clone: the epoch's file.
+pub(crate) const RUN: &str = "/run/pando";
+
+/// Files of programs that want a signal.
+const NOTIFY: &str = "/run/pando/notify";
 
 /// All hooks together. They stand between the spawn and the first answer.
 const HOOKS_TIME: Duration = Duration::from_secs(10);
@@ -58,8 +68,10 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
             environment: resume.env.into_iter().collect(),
             access_token: resume.access_token,
         });
+        note("epoch", epoch::renew(Path::new(RUN)).map_err(Into::into));
         if !warming {
             note("hooks", run_hooks(sandbox).await);
+            note("signals", send_signals());
         }
     }
     answer(sandbox, warnings, error)
@@ -108,6 +120,15 @@ fn answer(sandbox: &Arc<Sandbox>, warnings: Vec<String>, error: String) -> Resum
         pre_mount: sandbox.root().is_none(),
         ..Default::default()
     }
+}
+
+/// The last before the thaw: what a hook did is done when a program hears of it.
+fn send_signals() -> Result<()> {
+    let notified = notify::notify(Path::new(NOTIFY), USER_CGROUP)?;
+    if notified.cut_off {
+        anyhow::bail!("{NOTIFY} has too many files; some were not looked at");
+    }
+    Ok(())
 }
 
 fn reseed(entropy: &[u8]) -> Result<()> {

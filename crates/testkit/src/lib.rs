@@ -11,9 +11,11 @@
 mod api;
 mod footprint;
 mod loop_fs;
+mod swap;
 mod world;
 
 pub use api::{Answer, Api};
 pub use footprint::Footprint;
 pub use loop_fs::{FileSystem, LoopFs};
+pub use swap::SwapFile;
 pub use world::{Options, Ran, World, pando};

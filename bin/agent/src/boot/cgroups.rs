@@ -20,6 +20,9 @@ use crate::log::log;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
+/// The cgroup of user processes, as `/proc/PID/cgroup` names it.
+pub(crate) const USER_CGROUP: &str = "/user";
+
 /// Memory that user processes can't have: the kernel's own and the agent's.
 const RESERVED_BYTES: u64 = 48 << 20;
 

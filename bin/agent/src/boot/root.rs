@@ -101,12 +101,18 @@ fn prepare() -> Result<()> {
         ("/tmp", 0o1777),
         ("/etc", 0o755),
         ("/etc/pando/resume.d", 0o755),
+        ("/run/pando", 0o755),
+        ("/run/pando/notify", 0o1777),
     ] {
         let path = Path::new(folder);
         if !path.exists() {
             create_dir_all(path)?;
             set_permissions(path, PermissionsExt::from_mode(mode))?;
         }
+    }
+    // Twice: each later epoch finds both of its files.
+    for _ in 0..2 {
+        crate::epoch::renew(Path::new(crate::resume::RUN))?;
     }
     write_if_changed("/etc/resolv.conf", &format!("nameserver {GATEWAY}\n"))
 }
