@@ -5,6 +5,7 @@
 //!   | `create-warm` | POST …, then exec  | p50 ≤ 60 ms                        | met   |
 //!   | `create-warm` |                    | p50 ≥ 3 × faster than `runsc run`  | met   |
 //!   | `ping`        | POST …/ping        | p50 ≤ 4 × `GET /healthz`           | red   |
+//!   | `snapshot-bytes` |                 | p50 ≥ 5 × smaller than `savevm`    | met   |
 //!   | `memory-shim` | private memory …   | –                                  | –     |
 //! ```
 //!
@@ -87,8 +88,8 @@ pub(crate) enum Limit {
     AtMost(f64, Unit),
     /// `≥ 30 MB/s`.
     AtLeast(f64, Unit),
-    /// `≥ 3 × faster than` the baseline's median.
-    Faster(f64, String),
+    /// `≥ 3 × faster than` or `smaller than` the baseline's median.
+    Better(f64, String),
     /// `≤ 4 ×` the baseline's median.
     Times(f64, String),
 }
@@ -98,7 +99,7 @@ impl Limit {
     pub(crate) fn baseline(&self) -> Option<&str> {
         match self {
             Self::AtMost(..) | Self::AtLeast(..) => None,
-            Self::Faster(_, name) | Self::Times(_, name) => Some(name),
+            Self::Better(_, name) | Self::Times(_, name) => Some(name),
         }
     }
 }
@@ -193,7 +194,9 @@ fn parse_bound(text: &str) -> Result<(Statistic, Limit), &'static str> {
         ("≤", Some(baseline)) => Limit::Times(number, name(baseline)?),
         ("≥", Some(than)) => {
             let baseline = than.strip_prefix("faster than ");
-            Limit::Faster(number, name(baseline.ok_or("`≥ N × faster than`")?)?)
+            let baseline = baseline.or_else(|| than.strip_prefix("smaller than "));
+            let baseline = baseline.ok_or("`≥ N × faster than` or `smaller than`")?;
+            Limit::Better(number, name(baseline)?)
         }
         _ => return Err("a bound has `≤` or `≥`"),
     };
@@ -228,25 +231,27 @@ mod tests {
             "| `create-warm` | a, then b | p50 ≤ 60 ms | met |\n\
              | `create-warm` | | p50 ≥ 3 × faster than `runsc run` | red |\n\
              | `ping` | there and back | p99 ≤ 4.5 × `GET /healthz` | met |\n\
+             | `snapshot-bytes` | on disk | p50 ≥ 5 × smaller than `savevm` | met |\n\
              | `files-upload` | 64 MiB | worst ≥ 30 MB/s | met |\n\
              | `memory-shim` | private memory | – | – |",
         )
         .unwrap();
-        assert_eq!(table.definitions.len(), 4);
+        assert_eq!(table.definitions.len(), 5);
         assert_eq!(table.definitions[0].what, "a, then b");
         let limits: Vec<_> = table.bounds.iter().map(|bound| &bound.limit).collect();
         assert_eq!(
             limits,
             [
                 &Limit::AtMost(60.0, Unit::Milliseconds),
-                &Limit::Faster(3.0, "runsc run".to_owned()),
+                &Limit::Better(3.0, "runsc run".to_owned()),
                 &Limit::Times(4.5, "GET /healthz".to_owned()),
+                &Limit::Better(5.0, "savevm".to_owned()),
                 &Limit::AtLeast(30.0, Unit::MegabytesPerSecond),
             ]
         );
         assert_eq!(table.bounds[2].statistic, Statistic::P99);
         let red: Vec<_> = table.bounds.iter().map(|bound| bound.red).collect();
-        assert_eq!(red, [false, true, false, false]);
+        assert_eq!(red, [false, true, false, false, false]);
     }
 
     #[test]

@@ -28,6 +28,17 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 /// Lines of the log that an error shows.
 const LOG_LINES: usize = 15;
 
+/// The file in a VM's slot that it is loaded from.
+pub(crate) const DEVICE_STATE: &str = "device-state";
+
+/// A VM of a daemon.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vm {
+    pub(crate) shim: u32,
+    /// The file's number: those that are loaded from one snapshot share it.
+    pub(crate) loaded_from: u64,
+}
+
 /// A daemon in a directory of its own.
 #[derive(Debug)]
 pub(crate) struct Daemon {
@@ -79,17 +90,35 @@ impl Daemon {
         self.directory.path().join(name)
     }
 
-    /// The process of a sandbox's shim.
+    /// The process of the shim of a sandbox that did not come from a snapshot.
     pub(crate) fn shim(&self, sandbox: &str) -> io::Result<u32> {
-        let file = Path::new("state/v1/sandboxes")
-            .join(sandbox)
-            .join("shim.pid");
-        let text = fs::read_to_string(self.scratch("").join(file))?;
-        let pid = text
-            .split_whitespace()
-            .next()
-            .and_then(|pid| pid.parse().ok());
-        pid.ok_or_else(|| io::Error::other("a process file without a process"))
+        shim_in(&self.sandboxes().join(sandbox))
+    }
+
+    /// Where the files of such a sandbox's VM are.
+    pub(crate) fn slot(&self, sandbox: &str) -> PathBuf {
+        self.sandboxes().join(sandbox).join("slot")
+    }
+
+    /// All VMs, those that wait for a sandbox too.
+    pub(crate) fn vms(&self) -> io::Result<Vec<Vm>> {
+        let mut vms = Vec::new();
+        for directory in fs::read_dir(self.sandboxes())? {
+            let directory = directory?.path();
+            let loaded_from = fs::metadata(directory.join("slot").join(DEVICE_STATE));
+            // One that is being made or removed is none.
+            if let (Ok(shim), Ok(file)) = (shim_in(&directory), loaded_from) {
+                vms.push(Vm {
+                    shim,
+                    loaded_from: file.ino(),
+                });
+            }
+        }
+        Ok(vms)
+    }
+
+    fn sandboxes(&self) -> PathBuf {
+        self.scratch("state/v1/sandboxes")
     }
 
     /// The end of its log, on lines of its own.
@@ -173,6 +202,16 @@ fn spawn(command: &DaemonCommand, directory: &Path) -> io::Result<Child> {
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
+}
+
+/// The process that a sandbox's directory names.
+fn shim_in(directory: &Path) -> io::Result<u32> {
+    let text = fs::read_to_string(directory.join("shim.pid"))?;
+    let pid = text
+        .split_whitespace()
+        .next()
+        .and_then(|pid| pid.parse().ok());
+    pid.ok_or_else(|| io::Error::other("a process file without a process"))
 }
 
 fn log_of(directory: &Path) -> String {

@@ -60,6 +60,12 @@ pub enum BenchError {
         /// What it said.
         reason: String,
     },
+    /// A child of a fork could not be made.
+    #[error("a child of a fork could not be made: {0}")]
+    Child(String),
+    /// QEMU without Pando did not do what it is compared by.
+    #[error("QEMU without Pando failed in the middle of the measurement")]
+    Plain(#[source] std::io::Error),
     /// The table of SPECIFICATION.md that is built in cannot be read.
     #[error("the Speed table of SPECIFICATION.md is wrong: {0}")]
     Specification(#[from] crate::bounds::TableError),

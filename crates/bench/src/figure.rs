@@ -19,7 +19,9 @@ const fn figure(name: &'static str, unit: Unit, better: Better) -> FigureInfo {
 #[rustfmt::skip]
 pub(crate) const FIGURES: &[FigureInfo] = {
     use Better::{Less, More};
-    use Unit::{MegabytesPerSecond, Mebibytes, Milliseconds, Percent, Seconds};
+    use Unit::{
+        MegabytesPerSecond, Mebibytes, Milliseconds, MillisecondsPerMebibyte, Percent, Seconds,
+    };
     &[
         figure("create-warm", Milliseconds, Less),
         figure("create-warm-hits", Percent, More),
@@ -43,6 +45,20 @@ pub(crate) const FIGURES: &[FigureInfo] = {
         figure("idle-exec", Milliseconds, Less),
         figure("idle-daemon", Mebibytes, Less),
         figure("idle-cpu", Percent, Less),
+        figure("snapshot-pause", Milliseconds, Less),
+        figure("snapshot-slope", MillisecondsPerMebibyte, Less),
+        figure("snapshot-durable", Milliseconds, Less),
+        figure("snapshot-bytes", Mebibytes, Less),
+        figure("snapshot-tenth", Milliseconds, Less),
+        figure("snapshot-tenth-bytes", Mebibytes, Less),
+        figure("snapshot-gap", Milliseconds, Less),
+        figure("rollback", Milliseconds, Less),
+        figure("rollback-exec", Milliseconds, Less),
+        figure("resume", Milliseconds, Less),
+        figure("resume-exec", Milliseconds, Less),
+        figure("fork", Seconds, Less),
+        figure("fork-cpu", Milliseconds, Less),
+        figure("fork-memory", Mebibytes, Less),
     ]
 };
 

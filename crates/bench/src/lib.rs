@@ -3,6 +3,7 @@
 //! ```text
 //!   a daemon of its own ──► experiments, through REST only ──► figures ─┐
 //!   crun, runc, runsc ─────► the same command, sample by sample ────────┤
+//!   QEMU's savevm, loadvm ► the same VM, sample by sample ────────┤
 //!   SPECIFICATION.md ──────► bounds ────────────────────────────────────┴─► verdicts, table, JSON
 //! ```
 //!
@@ -21,6 +22,7 @@ mod experiment;
 mod figure;
 mod machine;
 mod options;
+mod plain;
 mod procfs;
 mod report;
 mod run;

@@ -52,6 +52,16 @@ pub struct Counts {
     pub files: usize,
     /// Sandboxes that idle at the same time.
     pub idle: usize,
+    /// Sandboxes of which ten snapshots in a row are taken.
+    pub snapshot_rows: usize,
+    /// Snapshots of each size that the slope is of, and those during which a client pings.
+    pub snapshot_sizes: usize,
+    /// Rollbacks, and resumes.
+    pub going_back: usize,
+    /// The same of plain QEMU. Each `savevm` keeps all of a VM's memory.
+    pub plain: usize,
+    /// Forks.
+    pub fork: usize,
 }
 
 impl Counts {
@@ -67,6 +77,11 @@ impl Counts {
         ping: 400,
         files: 5,
         idle: 50,
+        snapshot_rows: 10,
+        snapshot_sizes: 20,
+        going_back: 40,
+        plain: 10,
+        fork: 8,
     };
 
     /// What fits into a few minutes of CI on two cores.
@@ -81,6 +96,11 @@ impl Counts {
         ping: 200,
         files: 3,
         idle: 50,
+        snapshot_rows: 3,
+        snapshot_sizes: 6,
+        going_back: 12,
+        plain: 5,
+        fork: 3,
     };
 
     /// The same number of each, where a number is a free choice.
@@ -94,6 +114,11 @@ impl Counts {
             exec_baseline: samples,
             ping: samples,
             files: samples,
+            snapshot_rows: samples.min(self.snapshot_rows),
+            snapshot_sizes: samples,
+            going_back: samples,
+            plain: samples.min(self.plain),
+            fork: samples.min(self.fork),
             ..self
         }
     }

@@ -53,6 +53,14 @@ pub(crate) fn cpu_ticks(pid: u32) -> io::Result<u64> {
         .ok_or_else(|| odd("stat"))
 }
 
+/// The command line of a process.
+pub(crate) fn arguments(pid: u32) -> io::Result<Vec<String>> {
+    let text = String::from_utf8(fs::read(format!("/proc/{pid}/cmdline"))?);
+    let text = text.map_err(|_| odd("a command line that is not text"))?;
+    let words = text.split_terminator('\0');
+    Ok(words.map(str::to_owned).collect())
+}
+
 /// A child of a process.
 pub(crate) fn child_of(parent: u32) -> io::Result<u32> {
     for pid in processes()? {
@@ -238,5 +246,6 @@ Swap:                  0 kB
         let program = std::env::args().next().unwrap();
         let found = matching(|line| line.contains(&program)).unwrap();
         assert!(found.contains(&pid));
+        assert_eq!(arguments(pid).unwrap()[0], program);
     }
 }

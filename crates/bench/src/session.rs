@@ -5,7 +5,10 @@ use crate::daemon::Daemon;
 use crate::stats::milliseconds_since;
 use crate::{BenchError, Counts};
 use futures::{StreamExt as _, TryStreamExt as _};
-use pando_client::api::{CreateSandboxRequest, ExecRequest, Status};
+use pando_client::api::{
+    CreateSandboxRequest, ExecRequest, ForkRequest, ForkedChild, RollbackRequest, Snapshot, Status,
+    TakeSnapshotRequest,
+};
 use pando_client::{Client, ClientError};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -129,8 +132,12 @@ impl<'a> Session<'a> {
 
     /// Runs a program: milliseconds from the request to the answer.
     pub(crate) async fn exec(&self, sandbox: &str) -> Result<f64, BenchError> {
+        self.run(sandbox, &[PROGRAM]).await
+    }
+
+    async fn run(&self, sandbox: &str, argv: &[&str]) -> Result<f64, BenchError> {
         let program = ExecRequest {
-            argv: Some(vec![PROGRAM.to_owned()]),
+            argv: Some(argv.iter().map(|&word| word.to_owned()).collect()),
             ..ExecRequest::default()
         };
         let began = Instant::now();
@@ -139,7 +146,7 @@ impl<'a> Session<'a> {
         match ended.exit_code {
             Some(0) => Ok(time),
             _ => Err(BenchError::Program {
-                program: PROGRAM.to_owned(),
+                program: argv.join(" "),
                 ended: format!("code {:?}, signal {:?}", ended.exit_code, ended.signal),
             }),
         }
@@ -157,6 +164,70 @@ impl<'a> Session<'a> {
         let began = Instant::now();
         limited("asking whether it is well", self.client().health()).await?;
         Ok(milliseconds_since(began))
+    }
+
+    /// Has so many MiB of memory written anew, the same pages each time, with bytes that
+    /// cannot be compressed.
+    pub(crate) async fn dirty(&self, sandbox: &str, mib: usize) -> Result<(), BenchError> {
+        let count = format!("count={mib}");
+        let argv = [
+            "dd",
+            "if=/dev/urandom",
+            "of=/dev/shm/bench",
+            "bs=1M",
+            &count,
+            "conv=notrunc",
+        ];
+        self.run(sandbox, &argv).await.map(drop)
+    }
+
+    /// Takes a snapshot; the answer says how long that took.
+    pub(crate) async fn take(&self, sandbox: &str) -> Result<Snapshot, BenchError> {
+        let request = TakeSnapshotRequest::default();
+        limited("a snapshot", self.client().snapshot(sandbox, &request)).await
+    }
+
+    pub(crate) async fn roll_back(&self, sandbox: &str, snapshot: &str) -> Result<(), BenchError> {
+        let request = RollbackRequest {
+            snapshot: snapshot.to_owned(),
+            save: None,
+        };
+        let rolling_back = self.client().roll_back(sandbox, &request);
+        limited("a rollback", rolling_back).await.map(drop)
+    }
+
+    pub(crate) async fn pause(&self, sandbox: &str) -> Result<(), BenchError> {
+        let pausing = self.client().pause(sandbox);
+        limited("a pause", pausing).await.map(drop)
+    }
+
+    pub(crate) async fn resume(&self, sandbox: &str) -> Result<(), BenchError> {
+        let resuming = self.client().resume(sandbox);
+        limited("a resume", resuming).await.map(drop)
+    }
+
+    /// Makes children of a sandbox, and gives their ids.
+    pub(crate) async fn fork(&self, sandbox: &str, count: u32) -> Result<Vec<String>, BenchError> {
+        let request = ForkRequest {
+            count: Some(count),
+            ..ForkRequest::default()
+        };
+        let forked = limited("a fork", self.client().fork(sandbox, &request)).await?;
+        let ids = forked.children.into_iter().map(|child| match child {
+            ForkedChild::Sandbox(sandbox) => Ok(sandbox.id),
+            ForkedChild::Error(error) => Err(BenchError::Child(error.message)),
+        });
+        ids.collect()
+    }
+
+    /// Removes all snapshots: everything here is the benchmark's.
+    pub(crate) async fn forget_snapshots(&self) -> Result<(), BenchError> {
+        let kept = limited("listing snapshots", self.client().snapshots(&[])).await?;
+        for snapshot in kept.iter().rev() {
+            let removing = self.client().remove_snapshot(&snapshot.id);
+            limited("removing a snapshot", removing).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn remove(&self, sandbox: &str) -> Result<(), BenchError> {

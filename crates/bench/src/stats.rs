@@ -18,17 +18,21 @@ pub(crate) enum Unit {
     /// 1,048,576 bytes.
     #[serde(rename = "MiB")]
     Mebibytes,
+    /// Time for each 1,048,576 bytes.
+    #[serde(rename = "ms/MiB")]
+    MillisecondsPerMebibyte,
     /// Hundredths.
     #[serde(rename = "%")]
     Percent,
 }
 
 impl Unit {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Milliseconds,
         Self::Seconds,
         Self::MegabytesPerSecond,
         Self::Mebibytes,
+        Self::MillisecondsPerMebibyte,
         Self::Percent,
     ];
 
@@ -39,6 +43,7 @@ impl Unit {
             Self::Seconds => "s",
             Self::MegabytesPerSecond => "MB/s",
             Self::Mebibytes => "MiB",
+            Self::MillisecondsPerMebibyte => "ms/MiB",
             Self::Percent => "%",
         }
     }
@@ -48,9 +53,28 @@ impl Unit {
         Self::ALL.into_iter().find(|unit| unit.word() == word)
     }
 
+    /// What less of it is.
+    pub(crate) fn better_word(self) -> &'static str {
+        match self {
+            Self::Mebibytes => "smaller",
+            _ => "faster",
+        }
+    }
+
+    /// What more of it is.
+    pub(crate) fn worse_word(self) -> &'static str {
+        match self {
+            Self::Mebibytes => "larger",
+            _ => "slower",
+        }
+    }
+
     /// Whether it says how fast the machine is as much as how fast Pando is.
     pub(crate) fn is_time(self) -> bool {
-        matches!(self, Self::Milliseconds | Self::Seconds)
+        matches!(
+            self,
+            Self::Milliseconds | Self::Seconds | Self::MillisecondsPerMebibyte
+        )
     }
 }
 
@@ -105,6 +129,17 @@ impl Summary {
     }
 }
 
+/// The slope of the line that is nearest to some points, by least squares; `None` where
+/// there is none.
+pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
+    let count = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let sum = |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
+    let spread = sum(&|point| (point.0 - x).powi(2));
+    (spread > 0.0).then(|| sum(&|point| (point.0 - x) * (point.1 - y)) / spread)
+}
+
 /// Time that has passed, to the microsecond: what is beyond is noise.
 pub(crate) fn milliseconds_since(began: Instant) -> f64 {
     began.elapsed().as_micros() as f64 / 1e3
@@ -132,6 +167,16 @@ mod tests {
         let three = Summary::of(&[3.0, 1.0, 2.0], Better::Less).unwrap();
         assert_eq!((three.p50, three.p90, three.p99), (2.0, 3.0, 3.0));
         assert_eq!(Summary::of(&[], Better::Less), None);
+    }
+
+    #[test]
+    fn a_slope_is_that_of_the_nearest_line() {
+        let near =
+            |points: &[(f64, f64)], wanted: f64| (slope(points).unwrap() - wanted).abs() < 1e-9;
+        assert!(near(&[(1.0, 5.0), (8.0, 8.5), (16.0, 12.5)], 0.5));
+        assert!(near(&[(0.0, 0.0), (1.0, 3.0), (2.0, 0.0)], 0.0));
+        assert_eq!(slope(&[(2.0, 1.0), (2.0, 3.0)]), None);
+        assert_eq!(slope(&[]), None);
     }
 
     #[test]

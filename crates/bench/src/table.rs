@@ -118,8 +118,8 @@ fn against(figure: &Figure, baseline: &Baseline) -> (String, String) {
     let ratio = figure.measured.summary().map(|summary| {
         let ratio = advantage(figure.better, summary.p50, other);
         match ratio < 1.0 {
-            true => format!("{} × slower", number(1.0 / ratio)),
-            false => format!("{} × faster", number(ratio)),
+            true => format!("{} × {}", number(1.0 / ratio), figure.unit.worse_word()),
+            false => format!("{} × {}", number(ratio), figure.unit.better_word()),
         }
     });
     (number(other), ratio.unwrap_or_default())

@@ -49,7 +49,7 @@ impl Verdict {
         };
         let absolute_time = match &bound.limit {
             Limit::AtMost(_, unit) | Limit::AtLeast(_, unit) => unit.is_time(),
-            Limit::Faster(..) | Limit::Times(..) => false,
+            Limit::Better(..) | Limit::Times(..) => false,
         };
         Self {
             figure: bound.figure.clone(),
@@ -113,11 +113,11 @@ fn compare(bound: &Bound, figure: &Figure) -> Result<Comparison, String> {
             kept: measured >= *least,
             got: format!("{} {}", number(measured), unit.word()),
         },
-        Limit::Faster(least, name) => {
+        Limit::Better(least, name) => {
             let ratio = advantage(figure.better, measured, baseline(figure, name)?);
             Comparison {
                 kept: ratio >= *least,
-                got: format!("{} × faster", number(ratio)),
+                got: format!("{} × {}", number(ratio), figure.unit.better_word()),
             }
         }
         Limit::Times(most, name) => {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn faster(times: f64) -> Limit {
-        Limit::Faster(times, "runsc run".to_owned())
+        Limit::Better(times, "runsc run".to_owned())
     }
 
     #[test]
@@ -225,11 +225,11 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_met() {
-        let crun = Limit::Faster(1.0, "crun run".to_owned());
+        let crun = Limit::Better(1.0, "crun run".to_owned());
         let verdict = Verdict::on(&bound(crun, false), &figure(&[75.0]));
         assert_eq!(verdict.got, "`crun run`: not installed");
         assert!(verdict.is_failure());
-        let other = Limit::Faster(1.0, "podman".to_owned());
+        let other = Limit::Better(1.0, "podman".to_owned());
         assert!(Verdict::on(&bound(other, false), &figure(&[75.0])).is_failure());
         let none = Figure::missing("create-warm", "no room");
         let verdict = Verdict::on(&bound(faster(3.0), false), &none);

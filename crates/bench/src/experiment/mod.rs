@@ -2,15 +2,20 @@
 
 mod create;
 mod files;
+mod fork;
+mod going_back;
 mod idle;
 mod memory;
 mod round_trip;
+mod snapshot;
 
 use crate::BenchError;
 use crate::container::Runtime;
 use crate::figure::{Baseline, Figure, Measured};
+use crate::plain::PlainVm;
 use crate::session::Session;
 use crate::stats::Better;
+use std::io;
 
 /// What can be measured by itself; its figures' names begin with its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +38,19 @@ pub enum Experiment {
     Memory,
     /// Many idle sandboxes.
     Idle,
+    /// Snapshots of a running sandbox.
+    Snapshot,
+    /// Back to a snapshot.
+    Rollback,
+    /// From the disk, where a sandbox was paused to.
+    Resume,
+    /// Eight children of a running sandbox.
+    Fork,
 }
 
 impl Experiment {
     /// All, in the order in which they are done.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::CreateWarm,
         Self::CreateSnapshot,
         Self::CreateBurst,
@@ -47,6 +60,10 @@ impl Experiment {
         Self::Files,
         Self::Memory,
         Self::Idle,
+        Self::Snapshot,
+        Self::Rollback,
+        Self::Resume,
+        Self::Fork,
     ];
 
     /// Its word on the command line.
@@ -61,6 +78,10 @@ impl Experiment {
             Self::Files => "files",
             Self::Memory => "memory",
             Self::Idle => "idle",
+            Self::Snapshot => "snapshot",
+            Self::Rollback => "rollback",
+            Self::Resume => "resume",
+            Self::Fork => "fork",
         }
     }
 
@@ -91,6 +112,10 @@ impl Experiment {
             Self::Files => files::files(session).await,
             Self::Memory => memory::memory(session).await,
             Self::Idle => idle::idle(session).await,
+            Self::Snapshot => snapshot::snapshot(session).await,
+            Self::Rollback => going_back::rollback(session).await,
+            Self::Resume => going_back::resume(session).await,
+            Self::Fork => fork::fork(session).await,
         }
     }
 }
@@ -136,6 +161,55 @@ impl<'a> BesideContainers<'a> {
                 None => Measured::of(samples, better),
             },
         })
+    }
+}
+
+/// A VM without Pando, to become baselines; or why there is none.
+struct BesidePlain {
+    vm: Option<PlainVm>,
+    missing: Option<String>,
+}
+
+impl BesidePlain {
+    async fn start(session: &Session<'_>, name: &str) -> Result<Self, BenchError> {
+        let (vm, missing) = match PlainVm::start(session, name).await {
+            Ok(vm) => (Some(vm), None),
+            Err(BenchError::Plain(reason)) => (None, Some(reason.to_string())),
+            Err(other) => return Err(other),
+        };
+        Ok(Self { vm, missing })
+    }
+
+    /// How many samples it gives.
+    fn turns(&self, session: &Session<'_>) -> usize {
+        self.vm.as_ref().map_or(0, |_| session.counts.plain)
+    }
+
+    fn vm(&mut self) -> Result<&mut PlainVm, BenchError> {
+        let vm = self.vm.as_mut();
+        vm.ok_or_else(|| BenchError::Plain(io::Error::other("it is not there")))
+    }
+
+    async fn end(&mut self) {
+        if let Some(vm) = self.vm.take() {
+            vm.end().await;
+        }
+    }
+}
+
+fn plain_baseline(
+    name: &'static str,
+    what: &str,
+    samples: Vec<f64>,
+    missing: &Option<String>,
+) -> Baseline {
+    Baseline {
+        name,
+        what: what.to_owned(),
+        measured: match missing {
+            Some(reason) => Measured::missing(reason),
+            None => Measured::of(samples, Better::Less),
+        },
     }
 }
 
