@@ -61,16 +61,19 @@ fn a_hundred_children_of_a_snapshot_in_the_middle_of_a_download_all_answer() {
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let source = world.sandbox_dir(&id);
+    let text = fs::read(source.join("spec.json")).unwrap();
+    let spec: ShimSpec = serde_json::from_slice(&text).unwrap();
+    let request = SnapshotRequest {
+        base: spec.base,
+        name: "taken".to_owned(),
+        memory: true,
+        ..SnapshotRequest::default()
+    };
     let taken = runtime.block_on(async {
         let client = ShimClient::connect(&source.join("shim.sock"))
             .await
             .unwrap();
-        client
-            .rpc
-            .snapshot(SnapshotRequest::default())
-            .await
-            .unwrap()
-            .into_owned()
+        client.rpc.snapshot(request).await.unwrap().into_owned()
     });
     assert!(!taken.forced, "the guest did not come to rest");
     assert!(taken.dirty_pages > 0);
@@ -123,7 +126,8 @@ impl ChildShim {
         fs::create_dir_all(&slot).unwrap();
         fs::create_dir(dir.join("shim")).unwrap();
         let mut links = vec![
-            (taken.memory_file.clone(), spec::MEMORY.to_owned()),
+            (spec::MEMORY.to_owned(), spec::MEMORY.to_owned()),
+            (taken.pages_file.clone(), spec::pages(0)),
             (
                 taken.device_state_file.clone(),
                 spec::DEVICE_STATE.to_owned(),
@@ -144,6 +148,7 @@ impl ChildShim {
                 mount: false,
             },
             disks: 4,
+            pages: 1,
             ..parent
         };
         fs::write(dir.join("spec.json"), serde_json::to_vec(&spec).unwrap()).unwrap();

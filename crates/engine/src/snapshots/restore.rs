@@ -82,9 +82,9 @@ impl Engine {
             template: row.template.clone(),
             ..self.child_row(caller, &stored)?
         };
-        let made = self.make_child(child, &origin).await;
+        let made = self.make_child(child, &origin).await?;
         self.materialize_later(stored);
-        made
+        Ok(made)
     }
 
     /// A new sandbox of a snapshot's size.
