@@ -379,19 +379,6 @@ impl World {
         }
     }
 
-    /// The process ids of all shims and VMMs: their working directory is in this world.
-    pub fn processes(&self) -> BTreeSet<String> {
-        let inside = |pid: &str| {
-            std::fs::read_link(format!("/proc/{pid}/cwd"))
-                .is_ok_and(|cwd| cwd.starts_with(&self.state_dir))
-        };
-        std::fs::read_dir("/proc")
-            .expect("the processes")
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|pid| inside(pid))
-            .collect()
-    }
-
     /// The process id of a sandbox's shim.
     pub fn shim_pid(&self, id: &str) -> u32 {
         let text = std::fs::read_to_string(self.sandbox_dir(id).join("shim.pid")).expect("a shim");
