@@ -270,6 +270,7 @@ pub const ERRORS: &[ErrorRow] = &[
     row("snapshot_name_taken", 409, "Another snapshot has this name.", "Choose another name, or remove the other snapshot."),
     row("snapshot_not_found", 404, "There is no such snapshot, or it is not yours.", "`pando snapshot ls` lists the ones you can see."),
     row("spawn_failed", 500, "The sandbox's virtual machine could not be started.", "`pando logs ID` shows the guest's console, `pando doctor` what the host lacks."),
+    row("snapshot_failed", 500, "The snapshot could not be taken; the sandbox runs on, and what the snapshot would have held is in the next one.", "`pando logs` shows the daemon's log."),
     row("stopped", 409, "The call was cut off: its sandbox was powered off while it ran.", "`pando start ID` starts it on its disk; what ran in it is gone."),
     row("template_not_found", 404, "There is no such template.", "`pando template ls` lists them; `make quickstart` makes `base`."),
     row("unauthorized", 401, "No API key was sent, or one that nobody holds.", "Send `Authorization: Bearer KEY` or `X-API-Key: KEY`. The first key is in `admin.key` in the state directory (`pando doctor --paths`).").hint("send `Authorization: Bearer KEY`; the first key is in `STATE_DIR/admin.key`"),
@@ -355,6 +356,7 @@ mod tests {
                 reason: text(),
             },
             E::SpawnFailed(text()),
+            E::SnapshotFailed(text()),
             E::BakeFailed {
                 template: text(),
                 reason: text(),
@@ -371,6 +373,7 @@ mod tests {
                 E::NameTaken(_) | E::Invalid(_) | E::WrongState { .. } | E::CannotRun(_) => {}
                 E::SandboxGone { .. }
                 | E::SpawnFailed(_)
+                | E::SnapshotFailed(_)
                 | E::BakeFailed { .. }
                 | E::NoSpace(_) => {}
                 E::SnapshotNotFound(_) | E::SnapshotNameTaken(_) => {}
