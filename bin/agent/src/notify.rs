@@ -198,11 +198,13 @@ mod tests {
         own.cgroup
     }
 
-    /// A shell that prints a line when it is ready and one at SIGUSR1, and then ends.
+    /// A shell that prints a line when it is ready and one at SIGUSR1, and then ends. It
+    /// waits without starting anything: a shell that forks blocks all signals for a moment.
     fn waiting_shell() -> Child {
-        let script = "trap 'echo got it; exit' USR1; echo ready; while :; do sleep 0.01; done";
+        let script = "trap 'echo got it; exit' USR1; echo ready; read never";
         let mut child = Command::new("sh")
             .args(["-c", script])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("a shell");
