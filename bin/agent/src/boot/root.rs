@@ -64,8 +64,9 @@ pub(crate) fn assemble() -> Result<Root> {
         create_dir_all(folder)?;
     }
     // A lazy initialisation of the inode tables would go on in every clone, and write to
-    // its disk, for nothing: checksums tell what was never used.
-    let options = c"discard,noinit_itable";
+    // its disk, for nothing: checksums tell what was never used. So would the reading of
+    // all block bitmaps, by a thread that ends some time later in each of them.
+    let options = c"discard,noinit_itable,no_prefetch_block_bitmaps";
     mount("/dev/vdb", DISK, "ext4", MountFlags::NOATIME, options)
         .context("cannot mount the writable disk")?;
     for folder in ["upper", "work"] {
