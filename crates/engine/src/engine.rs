@@ -289,7 +289,7 @@ impl Engine {
             .map_err(|error| EngineError::internal(&error))?
     }
 
-    /// Runs work that waits for the disk.
+    /// Runs work that waits for the disk; whatever goes wrong is a fault of ours.
     pub(crate) async fn blocking<R, E>(
         &self,
         work: impl FnOnce(&Inner) -> Result<R, E> + Send + 'static,
@@ -298,11 +298,18 @@ impl Engine {
         R: Send + 'static,
         E: std::error::Error + Send + 'static,
     {
+        let done = self.aside(work).await?;
+        done.map_err(|error| EngineError::internal(&error))
+    }
+
+    /// Runs work that waits for the disk; what its errors mean is the caller's to say.
+    pub(crate) async fn aside<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> R + Send + 'static,
+    ) -> Result<R, EngineError> {
         let inner = Arc::clone(&self.inner);
-        let result = tokio::task::spawn_blocking(move || work(&inner)).await;
-        result
-            .map_err(|error| EngineError::internal(&error))?
-            .map_err(|error| EngineError::internal(&error))
+        let done = tokio::task::spawn_blocking(move || work(&inner)).await;
+        done.map_err(|error| EngineError::internal(&error))
     }
 
     /// Writes a sandbox's new state to the index and then to its entry.
@@ -331,36 +338,25 @@ impl Engine {
         let row = entry.row();
         let (id, tenant, boot_id) = (row.id, row.tenant, self.inner.host.boot_id.clone());
         let written = change.clone();
-        let wrote = tokio::task::spawn_blocking({
-            let inner = Arc::clone(&self.inner);
-            move || {
-                let kind = format!("sandbox.{}", written.state);
-                let event = NewEvent {
-                    tenant: &tenant,
-                    kind: written
-                        .place
-                        .as_ref()
-                        .map_or(&kind, |moved| moved.event.unwrap_or(&kind)),
-                    subject: &id,
-                    detail: written.reason.as_deref().unwrap_or_default(),
-                };
-                let change = pando_store::StateChange {
-                    id: &id,
-                    state: written.state,
-                    reason: written.reason.as_deref(),
-                    isolation: written.isolation.as_deref(),
-                    place: written.place.as_ref().map(Moved::place),
-                };
-                inner.index.set_state(&change, &boot_id, &event)
-            }
+        let wrote = self.aside(move |inner| {
+            let kind = format!("sandbox.{}", written.state);
+            let moved = written.place.as_ref();
+            let event = NewEvent {
+                tenant: &tenant,
+                kind: moved.and_then(|moved| moved.event).unwrap_or(&kind),
+                subject: &id,
+                detail: written.reason.as_deref().unwrap_or_default(),
+            };
+            let change = pando_store::StateChange {
+                id: &id,
+                state: written.state,
+                reason: written.reason.as_deref(),
+                isolation: written.isolation.as_deref(),
+                place: moved.map(Moved::place),
+            };
+            inner.index.set_state(&change, &boot_id, &event)
         });
-        match wrote.await.map_err(|error| EngineError::internal(&error))? {
-            Ok(()) => {}
-            Err(error) if error.is_no_space() => {
-                return Err(EngineError::NoSpace("cannot write the index".to_owned()));
-            }
-            Err(error) => return Err(EngineError::internal(&error)),
-        }
+        wrote.await?.map_err(|error| EngineError::index(&error))?;
         entry.update(|row| {
             row.state = change.state;
             row.state_reason = change.reason;

@@ -200,6 +200,14 @@ impl EngineError {
 }
 
 impl EngineError {
+    /// The index could not be written.
+    pub(crate) fn index(error: &pando_store::IndexError) -> Self {
+        match error.is_no_space() {
+            true => Self::NoSpace("cannot write the index".to_owned()),
+            false => Self::internal(error),
+        }
+    }
+
     /// An internal fault, with all its causes.
     pub(crate) fn internal(error: &dyn std::error::Error) -> Self {
         Self::Internal(error_chain(error))

@@ -19,6 +19,7 @@ mod ids;
 mod keys;
 mod lifecycle;
 mod pool;
+mod reference;
 pub mod request;
 mod sandboxes;
 mod shims;

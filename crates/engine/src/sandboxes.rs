@@ -2,16 +2,14 @@
 
 use crate::EngineError;
 use crate::lifecycle::{self, Operation};
+use crate::reference;
 use crate::request::{Caller, Sandbox};
 use crate::shims::Shim;
 use pando_store::SandboxRow;
-use pando_types::{Isolation, SandboxId, SandboxState, Size, is_id_shaped};
+use pando_types::{Isolation, SandboxId, SandboxState, Size};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Characters of a shortened id: fewer would fit by accident.
-pub(crate) const MIN_PREFIX: usize = 4;
 
 /// A sandbox. Its changes are made by whoever holds `turn`, one at a time; reading
 /// and using it needs no turn.
@@ -181,30 +179,14 @@ impl Sandboxes {
     /// The sandbox that `reference` names for this caller: id, name, or the beginning of one id.
     pub(crate) fn find(&self, caller: &Caller, reference: &str) -> Result<Arc<Entry>, EngineError> {
         let entries = self.lock();
+        let found = reference::find(
+            &entries,
+            reference,
+            |entry| entry.lock().tenant == caller.tenant,
+            |entry| entry.lock().name.as_deref() == Some(reference),
+        )?;
         let not_found = || EngineError::SandboxNotFound(reference.chars().take(128).collect());
-        let visible = |entry: &&Arc<Entry>| entry.lock().tenant == caller.tenant;
-        if let Some(entry) = entries.get(reference).filter(visible) {
-            return Ok(Arc::clone(entry));
-        }
-        if is_id_shaped(reference) {
-            return Err(not_found());
-        }
-        let named = |entry: &&Arc<Entry>| entry.lock().name.as_deref() == Some(reference);
-        if let Some(entry) = entries.values().filter(visible).find(named) {
-            return Ok(Arc::clone(entry));
-        }
-        if reference.len() < MIN_PREFIX {
-            return Err(not_found());
-        }
-        let mut fitting = entries
-            .values()
-            .filter(visible)
-            .filter(|entry| entry.id.as_str().starts_with(reference));
-        match (fitting.next(), fitting.next()) {
-            (Some(entry), None) => Ok(Arc::clone(entry)),
-            (Some(_), Some(_)) => Err(EngineError::Ambiguous(reference.to_owned())),
-            (None, _) => Err(not_found()),
-        }
+        found.cloned().ok_or_else(not_found)
     }
 
     /// The snapshots that hold paused sandboxes.

@@ -114,7 +114,7 @@ impl Source {
 /// Memory that nobody has written.
 fn make_zeros(dir: &SandboxDir, machine: &Machine) -> io::Result<()> {
     let file = File::create_new(dir.slot().join(spec::MEMORY))?;
-    file.set_len(u64::from(machine.memory_mib) << 20)?;
+    file.set_len(machine.memory_bytes())?;
     use std::os::unix::fs::PermissionsExt as _;
     file.set_permissions(std::fs::Permissions::from_mode(0o444))
 }

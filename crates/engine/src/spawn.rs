@@ -143,27 +143,42 @@ impl Engine {
         id: &SandboxId,
         wish: &Wish<'_>,
     ) -> Result<SandboxRow, EngineError> {
-        let to_json = |map: &BTreeMap<String, String>| {
-            serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
-        };
         let Wish {
             caller,
             request,
             template,
             ingredients,
         } = wish;
+        let root = ingredients.base.content_hash.clone();
         Ok(SandboxRow {
             id: id.to_string(),
-            tenant: caller.tenant.clone(),
             name: request.name.as_ref().map(ToString::to_string),
-            state: SandboxState::Creating,
-            state_reason: None,
             template: template.to_string(),
-            root: ingredients.base.content_hash.clone(),
-            cpus: ingredients.size.cpus(),
-            memory_mib: ingredients.size.memory_mib(),
             env: to_json(&request.env)?,
             labels: to_json(&request.labels)?,
+            ..self.blank_row(&caller.tenant, root, ingredients.size)?
+        })
+    }
+
+    /// The row of a new sandbox that nothing else is said of.
+    pub(crate) fn blank_row(
+        &self,
+        tenant: &str,
+        root: String,
+        size: Size,
+    ) -> Result<SandboxRow, EngineError> {
+        Ok(SandboxRow {
+            id: ids::sandbox().to_string(),
+            tenant: tenant.to_owned(),
+            name: None,
+            state: SandboxState::Creating,
+            state_reason: None,
+            template: String::new(),
+            root,
+            cpus: size.cpus(),
+            memory_mib: size.memory_mib(),
+            env: String::new(),
+            labels: String::new(),
             isolation: self.isolation_json(Vec::new())?,
             created_at: SystemTime::now(),
             started_at: None,
@@ -184,31 +199,24 @@ impl Engine {
             .parse()
             .map_err(|_| EngineError::Internal("a new sandbox has a malformed id".to_owned()))?;
         let inserted = row.clone();
-        let added = tokio::task::spawn_blocking({
-            let inner = Arc::clone(&self.inner);
-            move || {
-                let event = |kind, detail| NewEvent {
-                    tenant: &inserted.tenant,
-                    kind,
-                    subject: &inserted.id,
-                    detail,
-                };
-                let mut events = vec![event("sandbox.creating", inserted.template.as_str())];
-                if inserted.state == SandboxState::Running {
-                    events.push(event("sandbox.running", ""));
-                }
-                inner.index.add_sandbox(&inserted, &events)
+        let added = self.aside(move |inner| {
+            let event = |kind, detail| NewEvent {
+                tenant: &inserted.tenant,
+                kind,
+                subject: &inserted.id,
+                detail,
+            };
+            let mut events = vec![event("sandbox.creating", inserted.template.as_str())];
+            if inserted.state == SandboxState::Running {
+                events.push(event("sandbox.running", ""));
             }
+            inner.index.add_sandbox(&inserted, &events)
         });
-        match added.await.map_err(|error| EngineError::internal(&error))? {
-            Ok(()) => {}
+        match added.await? {
             Err(IndexError::NameTaken) => {
                 return Err(EngineError::NameTaken(row.name.unwrap_or_default()));
             }
-            Err(error) if error.is_no_space() => {
-                return Err(EngineError::NoSpace("cannot write the index".to_owned()));
-            }
-            Err(error) => return Err(EngineError::internal(&error)),
+            other => other.map_err(|error| EngineError::index(&error))?,
         }
         let entry = Arc::new(Entry::new(id, row));
         // Before anybody can find it.
@@ -386,8 +394,9 @@ impl Engine {
         let bake = self.inner.bakery.ensure(&ingredients, SavedState::PreMount);
         let bake = bake.await?;
         let laid_out = dir.clone();
-        let plan = tokio::task::spawn_blocking(move || lay_out_start(&laid_out, &bake)).await;
-        let plan = plan.map_err(|error| EngineError::internal(&error))??;
+        let plan = self
+            .aside(move |_| lay_out_start(&laid_out, &bake))
+            .await??;
         self.set_state(entry, SandboxState::Creating, None, None)
             .await?;
         self.run(entry, &dir, &plan).await
@@ -507,6 +516,11 @@ pub(crate) fn last_words(dir: &SandboxDir) -> Option<(SandboxState, String)> {
 fn bounded(cause: &str) -> String {
     let plain = cause.chars().filter(|c| !c.is_control());
     plain.take(CAUSE_CHARS).collect()
+}
+
+/// Environment or labels as a row keeps them.
+pub(crate) fn to_json(map: &BTreeMap<String, String>) -> Result<String, EngineError> {
+    serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
 }
 
 /// The environment that a sandbox was given.

@@ -38,8 +38,7 @@ static WANTED: OnceLock<Option<String>> = OnceLock::new();
 /// Whether something else is to die at this point: `PANDO_FAULT=shim.saved!vmm` asks for the
 /// VMM's end.
 pub fn asks_for(name: &'static str, what: &str) -> bool {
-    let wanted = WANTED.get_or_init(|| std::env::var("PANDO_FAULT").ok());
-    wanted.as_deref().and_then(|wanted| wanted.split_once('!')) == Some((name, what))
+    wanted().and_then(|wanted| wanted.split_once('!')) == Some((name, what))
 }
 
 /// Dies here if this point was asked for.
@@ -48,8 +47,12 @@ pub fn point(name: &'static str) {
         POINTS.contains(&name),
         "fault point `{name}` is not in the list"
     );
-    let wanted = WANTED.get_or_init(|| std::env::var("PANDO_FAULT").ok());
-    if wanted.as_deref() == Some(name) {
+    if wanted() == Some(name) {
         std::process::abort();
     }
+}
+
+fn wanted() -> Option<&'static str> {
+    let wanted = WANTED.get_or_init(|| std::env::var("PANDO_FAULT").ok());
+    wanted.as_deref()
 }

@@ -57,6 +57,11 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Guest memory in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+
     /// The fields in which two machines differ, as `field: ours, theirs`.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let pairs = [

@@ -104,7 +104,7 @@ impl Materialized {
     ///
     /// # Errors
     /// A layer cannot be read, or the file not be written.
-    pub fn make(&self, snapshot: &Snapshot, memory_bytes: u64) -> Result<(), PagesError> {
+    pub fn make(&self, snapshot: &Snapshot) -> Result<(), PagesError> {
         let manifest = &snapshot.manifest;
         if manifest.pages.is_empty() {
             return Ok(());
@@ -119,7 +119,7 @@ impl Materialized {
         };
         let made = {
             let _turn = lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.make_alone(snapshot, memory_bytes, &key)
+            self.make_alone(snapshot, &key)
         };
         let mut under_way = self
             .under_way
@@ -149,18 +149,13 @@ impl Materialized {
         }
     }
 
-    fn make_alone(
-        &self,
-        snapshot: &Snapshot,
-        memory_bytes: u64,
-        key: &str,
-    ) -> Result<(), PagesError> {
+    fn make_alone(&self, snapshot: &Snapshot, key: &str) -> Result<(), PagesError> {
         let target = self.dir.join(key);
         if target.exists() {
             return Ok(());
         }
         let fresh = self.dir.join(format!("{UNFINISHED}{key}"));
-        let made = self.put_together(snapshot, memory_bytes, &fresh);
+        let made = self.put_together(snapshot, &fresh);
         let made = made.and_then(|()| Ok(fs::rename(&fresh, &target)?));
         if made.is_err() {
             drop(fs::remove_file(&fresh));
@@ -169,13 +164,9 @@ impl Materialized {
         Ok(self.evict(key)?)
     }
 
-    fn put_together(
-        &self,
-        snapshot: &Snapshot,
-        memory_bytes: u64,
-        fresh: &Path,
-    ) -> Result<(), PagesError> {
+    fn put_together(&self, snapshot: &Snapshot, fresh: &Path) -> Result<(), PagesError> {
         let from = self.source(snapshot);
+        let memory_bytes = snapshot.manifest.machine.memory_bytes();
         let file = File::options()
             .read(true)
             .write(true)
@@ -264,6 +255,7 @@ mod tests {
         fs::create_dir_all(dir).unwrap();
         fs::write(dir.join("memory"), vec![5; MEMORY_BYTES as usize]).unwrap();
         let mut manifest = manifest::tests::sample();
+        manifest.machine.memory_mib = 1;
         let describe = |file: &str| Some(Layer::describe(dir, file).unwrap());
         manifest.memory = describe("memory");
         manifest.pages.clear();
@@ -294,7 +286,7 @@ mod tests {
         let before = cache.source(&one);
         assert_eq!(before.file, Some(one.dir.join("memory")));
         assert_eq!(before.pages.len(), 2);
-        cache.make(&one, MEMORY_BYTES).unwrap();
+        cache.make(&one).unwrap();
         let after = cache.source(&one);
         let file = after.file.clone().unwrap();
         assert!(after.pages.is_empty());
@@ -312,7 +304,7 @@ mod tests {
         let short = snapshot(&dir.path().join("t"), &[3]);
         cache.alias(&long.manifest, &short.manifest).unwrap();
         assert_eq!(cache.source(&short).pages.len(), 1, "there is no file yet");
-        cache.make(&long, MEMORY_BYTES).unwrap();
+        cache.make(&long).unwrap();
         cache.alias(&long.manifest, &short.manifest).unwrap();
         let source = cache.source(&short);
         assert!(source.pages.is_empty());
@@ -331,8 +323,8 @@ mod tests {
         let shares = pando_sys::file::can_share(dir.path());
         let limit = MEMORY_BYTES + MEMORY_BYTES / 2;
         let cache = Materialized::open(&path, "boot", if shares { 0 } else { limit }).unwrap();
-        cache.make(&one, MEMORY_BYTES).unwrap();
-        cache.make(&two, MEMORY_BYTES).unwrap();
+        cache.make(&one).unwrap();
+        cache.make(&two).unwrap();
         if !shares {
             assert_eq!(cache.source(&one).pages.len(), 1, "it was evicted");
         }

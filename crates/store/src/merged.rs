@@ -79,7 +79,7 @@ impl Merged {
         // To the end: what was made and has no other link yet is not to be forgotten.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let old = &snapshot.manifest;
-        let memory_bytes = u64::from(old.machine.memory_mib) << 20;
+        let memory_bytes = old.machine.memory_bytes();
         let pages = self.chain(
             &mut known,
             snapshot,
@@ -241,7 +241,7 @@ mod tests {
 
     fn fill(dir: &Path, layers: u8) -> Manifest {
         let mut manifest = manifest::tests::sample();
-        let bytes = u64::from(manifest.machine.memory_mib) << 20;
+        let bytes = manifest.machine.memory_bytes();
         let describe = |file: &str| Layer::describe(dir, file).unwrap();
         for name in ["disk.0", "disk.1", "memory", "device-state"] {
             fs::write(dir.join(name), name).unwrap();
@@ -282,7 +282,7 @@ mod tests {
         let (snapshots, old) = published(dir.path(), 6);
         let memory = |snapshot: &Snapshot| {
             let file = tempfile::tempfile().unwrap();
-            let bytes = u64::from(snapshot.manifest.machine.memory_mib) << 20;
+            let bytes = snapshot.manifest.machine.memory_bytes();
             file.set_len(bytes).unwrap();
             for layer in &snapshot.manifest.pages {
                 let layer = File::open(snapshot.path(layer)).unwrap();

@@ -80,12 +80,11 @@ impl Engine {
 
     /// The same snapshot with a chain that is not too long to spawn from.
     pub(super) async fn shortened(&self, stored: Stored) -> Result<Stored, EngineError> {
-        let Manifest {
-            id, disks, pages, ..
-        } = stored.manifest.clone();
-        if disks.len().max(pages.len()) <= SPAWN_LAYERS_MAX {
+        let manifest = &stored.manifest;
+        if manifest.disks.len().max(manifest.pages.len()) <= SPAWN_LAYERS_MAX {
             return Ok(stored);
         }
+        let id = manifest.id.clone();
         // It is replaced when nobody uses it.
         drop(stored);
         let alone = tokio::time::timeout(SPAWN_PATIENCE, self.inner.flattening.lock()).await;

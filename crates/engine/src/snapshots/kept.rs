@@ -1,10 +1,10 @@
 //! The snapshots that exist: one row each, in memory, mirrored from the index.
 
 use crate::EngineError;
+use crate::reference;
 use crate::request::{Caller, Snapshot, SnapshotCost};
-use crate::sandboxes::MIN_PREFIX;
 use pando_store::SnapshotRow;
-use pando_types::{Size, is_id_shaped};
+use pando_types::Size;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -72,28 +72,13 @@ fn find<'r>(
     caller: &Caller,
     reference: &str,
 ) -> Result<&'r SnapshotRow, EngineError> {
-    let not_found = || EngineError::SnapshotNotFound(reference.chars().take(128).collect());
-    let visible = |row: &&SnapshotRow| row.tenant == caller.tenant;
-    if let Some(row) = rows.get(reference).filter(visible) {
-        return Ok(row);
-    }
-    if is_id_shaped(reference) {
-        return Err(not_found());
-    }
-    let named = |row: &&SnapshotRow| row.name.as_deref() == Some(reference);
-    if let Some(row) = rows.values().filter(visible).find(named) {
-        return Ok(row);
-    }
-    if reference.len() < MIN_PREFIX {
-        return Err(not_found());
-    }
-    let begins = |row: &&SnapshotRow| row.id.starts_with(reference);
-    let mut fitting = rows.values().filter(visible).filter(begins);
-    match (fitting.next(), fitting.next()) {
-        (Some(row), None) => Ok(row),
-        (Some(_), Some(_)) => Err(EngineError::Ambiguous(reference.to_owned())),
-        (None, _) => Err(not_found()),
-    }
+    let found = reference::find(
+        rows,
+        reference,
+        |row| row.tenant == caller.tenant,
+        |row| row.name.as_deref() == Some(reference),
+    )?;
+    found.ok_or_else(|| EngineError::SnapshotNotFound(reference.chars().take(128).collect()))
 }
 
 /// As callers see it.

@@ -14,12 +14,11 @@ use crate::request::{Caller, CreateSandbox, Fork, Forked, Sandbox, Snapshot, Sta
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess, log_last_words};
 use crate::source::{Source, lay_out_disk};
-use crate::spawn::{check_maps, env_of};
+use crate::spawn::{check_maps, env_of, to_json};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_store::{SandboxDir, SandboxRow, SavedState, Snapshot as Stored, SnapshotRow, fault};
 use pando_types::{Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind, limits};
 use pando_wire::shim::ReadyResponse;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
@@ -38,6 +37,36 @@ struct Up {
     home: SandboxId,
     shim: Arc<Shim>,
     ready: ReadyResponse,
+}
+
+/// Why a VM becomes a sandbox's.
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    /// The sandbox is new.
+    Created,
+    /// It was put back.
+    RolledBack,
+    /// It goes on.
+    Resumed,
+}
+
+impl Why {
+    /// What the event is called, where the state does not say it.
+    fn event(self) -> Option<&'static str> {
+        match self {
+            Self::Created => None,
+            Self::RolledBack => Some("sandbox.rolled_back"),
+            Self::Resumed => Some("sandbox.resumed"),
+        }
+    }
+
+    /// The fault point after the one transaction.
+    fn point(self) -> &'static str {
+        match self {
+            Self::Created | Self::RolledBack => "rollback.indexed",
+            Self::Resumed => "resume.indexed",
+        }
+    }
 }
 
 /// A snapshot without a row, gone when it is dropped.
@@ -89,27 +118,11 @@ impl Engine {
 
     /// A new sandbox of a snapshot's size.
     fn child_row(&self, caller: &Caller, stored: &Stored) -> Result<SandboxRow, EngineError> {
-        let manifest = &stored.manifest;
-        Ok(SandboxRow {
-            id: ids::sandbox().to_string(),
-            tenant: caller.tenant.clone(),
-            name: None,
-            state: SandboxState::Creating,
-            state_reason: None,
-            template: String::new(),
-            root: manifest.root.clone(),
-            cpus: manifest.machine.cpus,
-            memory_mib: manifest.machine.memory_mib,
-            env: String::new(),
-            labels: String::new(),
-            isolation: self.isolation_json(Vec::new())?,
-            created_at: SystemTime::now(),
-            started_at: None,
-            boot_id: self.inner.host.boot_id.clone(),
-            parent: None,
-            home: None,
-            paused_in: None,
-        })
+        self.blank_row(
+            &caller.tenant,
+            stored.manifest.root.clone(),
+            size_of(stored)?,
+        )
     }
 
     async fn make_child(
@@ -122,7 +135,7 @@ impl Engine {
         let _turn = entry.turn.lock().await;
         let up = async {
             let up = self.bring_up_origin(&entry, origin).await?;
-            self.move_in(&entry, up, parent, None).await
+            self.move_in(&entry, up, parent, Why::Created).await
         };
         match up.await {
             Ok(()) => Ok(Arc::clone(&entry)),
@@ -250,8 +263,7 @@ impl Engine {
         let up = self.bring_up_origin(entry, &origin).await?;
         fault::point("rollback.spawned");
         let parent = Some(snapshot.id.clone());
-        let event = Some("sandbox.rolled_back");
-        self.move_in(entry, up, parent, event).await?;
+        self.move_in(entry, up, parent, Why::RolledBack).await?;
         self.materialize_later(stored);
         Ok(saved)
     }
@@ -270,8 +282,7 @@ impl Engine {
         let origin = self.origin(&stored, false).await?;
         let up = self.bring_up_origin(entry, &origin).await?;
         fault::point("resume.spawned");
-        self.move_in(entry, up, row.parent, Some("sandbox.resumed"))
-            .await
+        self.move_in(entry, up, row.parent, Why::Resumed).await
     }
 
     /// The VM that is up is the sandbox's from now on; what it had before goes.
@@ -280,7 +291,7 @@ impl Engine {
         entry: &Arc<Entry>,
         up: Up,
         parent: Option<String>,
-        event: Option<&'static str>,
+        why: Why,
     ) -> Result<(), EngineError> {
         let before = entry.row();
         let old_home = self.dir_of(entry);
@@ -295,18 +306,14 @@ impl Engine {
                 home: Some(up.home.to_string()),
                 parent,
                 paused_in: None,
-                event,
+                event: why.event(),
             }),
         };
         if let Err(error) = self.change(entry, change).await {
             self.discard(&up.home).await;
             return Err(error);
         }
-        let point = match event {
-            Some("sandbox.resumed") => "resume.indexed",
-            _ => "rollback.indexed",
-        };
-        fault::point(point);
+        fault::point(why.point());
         if let Some(old) = entry.shim() {
             old.interrupt(Interruption::RolledBack);
         }
@@ -354,7 +361,7 @@ impl Engine {
         let dir = self.new_dir(&home)?;
         let up = async {
             let (laid_out, origin) = (dir.clone(), origin.clone());
-            let plan = tokio::task::spawn_blocking(move || match origin {
+            let plan = self.aside(move |_| match origin {
                 Origin::Whole(source) => {
                     source.lay_out(&laid_out)?;
                     Ok(source.plan())
@@ -379,15 +386,12 @@ impl Engine {
     /// A snapshot's files.
     pub(super) async fn stored(&self, id: &str) -> Result<Stored, EngineError> {
         let key = id.to_owned();
-        let found = tokio::task::spawn_blocking({
-            let inner = Arc::clone(&self.inner);
-            move || inner.snapshots.get(&key)
-        });
+        let found = self.aside(move |inner| inner.snapshots.get(&key)).await?;
         let corrupt = |reason: String| EngineError::Corrupt {
             id: id.to_owned(),
             reason,
         };
-        match found.await.map_err(|error| EngineError::internal(&error))? {
+        match found {
             Ok(Some(stored)) => Ok(stored),
             Ok(None) => Err(corrupt("its files are gone".to_owned())),
             Err(error) => Err(corrupt(pando_shim::error_chain(&error))),
@@ -398,12 +402,9 @@ impl Engine {
     /// machine with this host's.
     async fn origin(&self, stored: &Stored, disk_only: bool) -> Result<Origin, EngineError> {
         let manifest = &stored.manifest;
-        let (inner, checked) = (Arc::clone(&self.inner), stored.clone());
-        let verified = tokio::task::spawn_blocking(move || inner.snapshots.verify(&checked));
-        let verified = verified
-            .await
-            .map_err(|error| EngineError::internal(&error))?;
-        verified.map_err(|error| EngineError::Corrupt {
+        let checked = stored.clone();
+        let verified = self.aside(move |inner| inner.snapshots.verify(&checked));
+        verified.await?.map_err(|error| EngineError::Corrupt {
             id: manifest.id.clone(),
             reason: pando_shim::error_chain(&error),
         })?;
@@ -428,10 +429,8 @@ impl Engine {
     }
 
     async fn ingredients_of_snapshot(&self, stored: &Stored) -> Result<Ingredients, EngineError> {
-        let machine = &stored.manifest.machine;
-        let size = Size::new(machine.cpus, machine.memory_mib);
-        let size = size.map_err(|error| EngineError::internal(&error))?;
-        self.ingredients_of(&stored.manifest.root, size).await
+        self.ingredients_of(&stored.manifest.root, size_of(stored)?)
+            .await
     }
 
     async fn pre_mount_of(&self, stored: &Stored) -> Result<Stored, EngineError> {
@@ -448,8 +447,7 @@ impl Engine {
         }
         let inner = Arc::clone(&self.inner);
         tokio::task::spawn_blocking(move || {
-            let bytes = u64::from(stored.manifest.machine.memory_mib) << 20;
-            if let Err(error) = inner.materialized.make(&stored, bytes) {
+            if let Err(error) = inner.materialized.make(&stored) {
                 tracing::debug!("a memory is not put together: {error}");
             }
         });
@@ -465,10 +463,7 @@ impl Engine {
             return Ok(());
         }
         let stored = stored.clone();
-        let made = self.blocking(move |inner| {
-            let bytes = u64::from(stored.manifest.machine.memory_mib) << 20;
-            inner.materialized.make(&stored, bytes)
-        });
+        let made = self.blocking(move |inner| inner.materialized.make(&stored));
         if let Err(error) = made.await {
             // Writing the pages into each child does as well.
             tracing::debug!("a memory is not put together: {error}");
@@ -477,8 +472,10 @@ impl Engine {
     }
 }
 
-fn to_json(map: &BTreeMap<String, String>) -> Result<String, EngineError> {
-    serde_json::to_string(map).map_err(|error| EngineError::internal(&error))
+/// The size that its memory is of.
+fn size_of(stored: &Stored) -> Result<Size, EngineError> {
+    let machine = &stored.manifest.machine;
+    Size::new(machine.cpus, machine.memory_mib).map_err(|error| EngineError::internal(&error))
 }
 
 /// From a snapshot the size is the snapshot's.

@@ -17,7 +17,7 @@ use crate::lifecycle::Operation;
 use crate::request::{Snapshot, SnapshotCost, TakeSnapshot};
 use crate::sandboxes::Entry;
 use crate::shims::Shim;
-use crate::spawn::check_labels;
+use crate::spawn::{check_labels, to_json};
 use crate::{EngineError, Interruption, ids};
 use connectrpc::{ConnectError, ErrorCode};
 use pando_shim::spec;
@@ -86,7 +86,6 @@ impl Engine {
         taken: &Taken,
     ) -> Result<Snapshot, EngineError> {
         let (sandbox, cost) = (entry.row(), taken.cost());
-        let to_json = serde_json::to_string(&request.labels);
         let row = SnapshotRow {
             id: id.to_string(),
             tenant: sandbox.tenant,
@@ -97,7 +96,7 @@ impl Engine {
             template: sandbox.template,
             cpus: sandbox.cpus,
             memory_mib: sandbox.memory_mib,
-            labels: to_json.map_err(|error| EngineError::internal(&error))?,
+            labels: to_json(&request.labels)?,
             note: request.note,
             created_at: SystemTime::now(),
             pause_ms: cost.pause_ms,
@@ -122,9 +121,8 @@ impl Engine {
     }
 
     async fn write_row(&self, row: SnapshotRow) -> Result<(), EngineError> {
-        let inner = Arc::clone(&self.inner);
         let name = row.name.clone().unwrap_or_default();
-        let added = tokio::task::spawn_blocking(move || {
+        let added = self.aside(move |inner| {
             let event = NewEvent {
                 tenant: &row.tenant,
                 kind: "snapshot.taken",
@@ -133,13 +131,9 @@ impl Engine {
             };
             inner.index.add_snapshot(&row, &event)
         });
-        match added.await.map_err(|error| EngineError::internal(&error))? {
-            Ok(()) => Ok(()),
+        match added.await? {
             Err(IndexError::NameTaken) => Err(EngineError::SnapshotNameTaken(name)),
-            Err(error) if error.is_no_space() => {
-                Err(EngineError::NoSpace("cannot write the index".to_owned()))
-            }
-            Err(error) => Err(EngineError::internal(&error)),
+            other => other.map_err(|error| EngineError::index(&error)),
         }
     }
 
@@ -221,9 +215,7 @@ impl Engine {
             parent,
             response,
         };
-        let inner = Arc::clone(&self.inner);
-        let published = tokio::task::spawn_blocking(move || draft.publish(&inner, &dir)).await;
-        let published = published.map_err(|error| EngineError::internal(&error))?;
+        let published = self.aside(move |inner| draft.publish(inner, &dir)).await?;
         let (stored, bytes) = published.map_err(|error| store_error(&error))?;
         Ok(Taken {
             stored,
@@ -382,8 +374,7 @@ fn follow_on(inner: &Inner, dir: &SandboxDir, stored: &Stored) -> Result<(), Sto
     }
     if inner.materialized.shares() {
         // A copy that costs nothing: whatever is spawned from this one maps it.
-        let bytes = u64::from(manifest.machine.memory_mib) << 20;
-        if let Err(error) = inner.materialized.make(stored, bytes) {
+        if let Err(error) = inner.materialized.make(stored) {
             tracing::warn!("cannot put a memory together ahead: {error}");
         }
     }
