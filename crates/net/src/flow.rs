@@ -1,7 +1,7 @@
 //! Datagrams and pings of the guest, each pair of ends with a connected socket of the
 //! host, so that nobody else's datagrams come back and errors have an owner.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pando_types::EgressProtocol;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
@@ -92,12 +93,14 @@ impl Flow {
             return;
         }
         // The first error may be about what was sent before.
-        let sent = self.socket.try_send(data).or_else(|error| {
+        // Not by the runtime, which does not know yet that a new socket can be written.
+        let socket = SockRef::from(&self.socket);
+        let sent = socket.send(data).or_else(|error| {
             if error.kind() == io::ErrorKind::WouldBlock {
                 return Err(error);
             }
             self.tell(shared, &error);
-            self.socket.try_send(data)
+            socket.send(data)
         });
         if let Ok(count) = sent {
             add(&self.sent_bytes, count);
@@ -245,20 +248,22 @@ pub(crate) async fn serve(shared: Arc<Shared>, flow: Arc<Flow>) {
         let Some(left) = IDLE.checked_sub(flow.idle()) else {
             return;
         };
+        // An error alone, such as that nobody listens, must wake it too.
+        let interest = Interest::READABLE | Interest::ERROR;
         tokio::select! {
-            // An error is what the next receive returns.
-            _ = flow.socket.readable() => {}
-            () = flow.wake.notified() => continue,
-            () = tokio::time::sleep(left) => continue,
+            received = flow.socket.async_io(interest, || {
+                BUFFER.with_borrow_mut(|buffer| {
+                    buffer.resize(DATAGRAM_BYTES, 0);
+                    let count = (&*SockRef::from(&flow.socket)).read(buffer)?;
+                    flow.pass(&shared, &buffer[..count]);
+                    Ok(())
+                })
+            }) => if let Err(error) = received {
+                flow.tell(&shared, &error);
+            },
+            () = flow.wake.notified() => {}
+            () = tokio::time::sleep(left) => {}
         }
-        BUFFER.with_borrow_mut(|buffer| {
-            buffer.resize(DATAGRAM_BYTES, 0);
-            match flow.socket.try_recv(buffer) {
-                Ok(count) => flow.pass(&shared, &buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => flow.tell(&shared, &error),
-            }
-        });
     }
 }
 

@@ -189,7 +189,7 @@ impl Guest {
                 return value;
             }
             assert!(Instant::now() < deadline, "it did not happen: {what}");
-            self.poll(Duration::from_millis(100));
+            self.poll(Duration::from_millis(20));
         }
     }
 
@@ -302,6 +302,11 @@ impl Guest {
             .send_slice(bytes, (remote.ip(), remote.port()))
             .unwrap();
         self.poll(Duration::ZERO);
+        // The neighbour may have to be asked for first.
+        self.until("the sending of a datagram", |guest| {
+            let socket: &mut udp::Socket<'_> = guest.sockets.get_mut(handle);
+            (socket.send_queue() == 0).then_some(())
+        });
     }
 
     pub fn receive_from(&mut self, handle: SocketHandle) -> (Vec<u8>, IpAddr) {
