@@ -193,6 +193,24 @@ impl Guest {
         }
     }
 
+    /// Like [`Guest::until`], for what takes as long as it takes.
+    pub fn until_slowly<T>(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&mut Self) -> Option<T>,
+    ) -> T {
+        loop {
+            let mut turns = 0;
+            let value = self.until(what, |guest| {
+                turns += 1;
+                done(guest).map(Some).or((turns == 1000).then_some(None))
+            });
+            if let Some(value) = value {
+                return value;
+            }
+        }
+    }
+
     /// Opens a connection, without waiting.
     pub fn open(&mut self, remote: SocketAddr) -> SocketHandle {
         let buffer = || tcp::SocketBuffer::new(vec![0; self.window]);
