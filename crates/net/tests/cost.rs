@@ -54,7 +54,7 @@ fn open_connections_are_cheap_and_past_ones_are_free() {
     // The guest's and the server's ends are in this process, too.
     world.guest.window = 2048;
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
-    let mut in_a_row = |world: &mut World, count: usize| {
+    let in_a_row = |world: &mut World, count: usize| {
         for _ in 0..count {
             let both = one(world, &listener);
             end(world, both);

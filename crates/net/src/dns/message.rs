@@ -148,19 +148,23 @@ impl Question {
                 continue;
             }
             record.ttl = record.ttl.min(LONGEST_TTL);
-            match &record.data {
-                RData::CNAME(target) => chain.push(target.0.clone()),
-                RData::A(address) => {
-                    if !note(&mut filtered, address.0.into(), &mut keeps_out) {
-                        continue;
-                    }
+            let address = match &record.data {
+                RData::CNAME(target) => {
+                    chain.push(target.0.clone());
+                    None
                 }
-                RData::AAAA(address) => {
-                    if !note(&mut filtered, address.0.into(), &mut keeps_out) {
-                        continue;
-                    }
+                RData::A(address) => Some(address.0.into()),
+                RData::AAAA(address) => Some(address.0.into()),
+                // Asked for by `ANY`.
+                RData::SVCB(_) | RData::HTTPS(_) => continue,
+                _ => None,
+            };
+            if let Some(address) = address {
+                if let Some(why) = keeps_out(address) {
+                    filtered.kept_out.push((address, why));
+                    continue;
                 }
-                _ => {}
+                filtered.addresses.push(address);
             }
             kept.push(record);
         }
@@ -202,23 +206,6 @@ impl Question {
         let mut answer = Message::response(self.id, OpCode::Query);
         answer.metadata.response_code = code;
         self.write_answer(answer, None)
-    }
-}
-
-fn note(
-    filtered: &mut Filtered,
-    address: IpAddr,
-    keeps_out: &mut impl FnMut(IpAddr) -> Option<String>,
-) -> bool {
-    match keeps_out(address) {
-        Some(why) => {
-            filtered.kept_out.push((address, why));
-            false
-        }
-        None => {
-            filtered.addresses.push(address);
-            true
-        }
     }
 }
 

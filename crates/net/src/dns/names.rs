@@ -167,7 +167,10 @@ fn write_pair(bytes: &mut Vec<u8>, address: IpAddr, name: &str, left: u16) {
     bytes.extend(name.as_bytes());
 }
 
-fn read_pairs(bytes: &[u8]) -> Option<Vec<(IpAddr, &str, u16)>> {
+/// Address, name, and the seconds that are left.
+type Read<'a> = (IpAddr, &'a str, u16);
+
+fn read_pairs(bytes: &[u8]) -> Option<Vec<Read<'_>>> {
     if bytes.len() > BYTES {
         return None;
     }
@@ -186,7 +189,7 @@ fn read_pairs(bytes: &[u8]) -> Option<Vec<(IpAddr, &str, u16)>> {
     rest.is_empty().then_some(pairs)
 }
 
-fn read_pair(bytes: &[u8]) -> Option<((IpAddr, &str, u16), &[u8])> {
+fn read_pair(bytes: &[u8]) -> Option<(Read<'_>, &[u8])> {
     let (kind, rest) = bytes.split_first()?;
     let (address, rest): (IpAddr, _) = match kind {
         4 => {

@@ -126,8 +126,8 @@ impl Pump<'_> {
         }
         self.look_for_end(stack.socket())?;
         let mut waits = Waits::default();
-        self.from_guest(stack.socket(), &mut waits)?;
-        self.to_guest(stack.socket(), &mut waits)?;
+        self.send_out(stack.socket(), &mut waits)?;
+        self.bring_in(stack.socket(), &mut waits)?;
         waits.card = !stack.flush();
         let state = stack.socket().state();
         if state == State::TimeWait && !waits.card {
@@ -156,7 +156,7 @@ impl Pump<'_> {
         }
     }
 
-    fn from_guest(&mut self, socket: &mut tcp::Socket<'_>, waits: &mut Waits) -> Result<(), End> {
+    fn send_out(&mut self, socket: &mut tcp::Socket<'_>, waits: &mut Waits) -> Result<(), End> {
         let mut left = TURN_BYTES;
         while socket.can_recv() || self.inspector.is_some() {
             let allowed = allowed(self.shared.bandwidth[0].as_ref(), left, waits);
@@ -282,7 +282,7 @@ impl Pump<'_> {
         Ok(())
     }
 
-    fn to_guest(&mut self, socket: &mut tcp::Socket<'_>, waits: &mut Waits) -> Result<(), End> {
+    fn bring_in(&mut self, socket: &mut tcp::Socket<'_>, waits: &mut Waits) -> Result<(), End> {
         let mut left = TURN_BYTES;
         while !self.host_ended && socket.can_send() {
             let allowed = allowed(self.shared.bandwidth[1].as_ref(), left, waits);

@@ -19,12 +19,12 @@ use smoltcp::time::Instant as StackInstant;
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
 
 /// Longer than anything takes on a busy machine; it is the bound of failures.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x70, 0x61, 0x6e];
+pub(crate) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x70, 0x61, 0x6e];
 
 /// Rules as people write them; the last word may be `default deny`.
-pub fn policy(rules: &[&str]) -> EgressPolicy {
+pub(crate) fn policy(rules: &[&str]) -> EgressPolicy {
     let (default, rules) = match rules {
         [rules @ .., "default deny"] => (EgressAction::Deny, rules),
         rules => (EgressAction::Allow, rules),
@@ -34,22 +34,22 @@ pub fn policy(rules: &[&str]) -> EgressPolicy {
 }
 
 /// A gateway and its guest.
-pub struct World {
-    pub runtime: tokio::runtime::Runtime,
-    pub handle: GatewayHandle,
-    pub guest: Guest,
+pub(crate) struct World {
+    pub(crate) runtime: tokio::runtime::Runtime,
+    pub(crate) handle: GatewayHandle,
+    pub(crate) guest: Guest,
 }
 
-pub struct Settings {
-    pub policy: EgressPolicy,
-    pub resolvers: Vec<SocketAddr>,
-    pub names: Vec<u8>,
-    pub limits: GatewayLimits,
-    pub mtu: usize,
+pub(crate) struct Settings {
+    pub(crate) policy: EgressPolicy,
+    pub(crate) resolvers: Vec<SocketAddr>,
+    pub(crate) names: Vec<u8>,
+    pub(crate) limits: GatewayLimits,
+    pub(crate) mtu: usize,
 }
 
 impl Settings {
-    pub fn with(rules: &[&str]) -> Self {
+    pub(crate) fn with(rules: &[&str]) -> Self {
         Self {
             policy: policy(rules),
             resolvers: Vec::new(),
@@ -62,11 +62,11 @@ impl Settings {
 
 impl World {
     /// A world whose guest may reach what the rules say.
-    pub fn new(rules: &[&str]) -> Self {
+    pub(crate) fn new(rules: &[&str]) -> Self {
         Self::start(Settings::with(rules))
     }
 
-    pub fn start(settings: Settings) -> Self {
+    pub(crate) fn start(settings: Settings) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -95,13 +95,13 @@ impl World {
 }
 
 /// The stack, its sockets and its card.
-pub struct Guest {
+pub(crate) struct Guest {
     card: Card,
     interface: Interface,
-    pub sockets: SocketSet<'static>,
+    pub(crate) sockets: SocketSet<'static>,
     began: Instant,
     next_port: u16,
-    pub window: usize,
+    pub(crate) window: usize,
 }
 
 struct Card {
@@ -111,11 +111,11 @@ struct Card {
     spare: Vec<Vec<u8>>,
     /// Frames that the stack is not shown: `true` takes one away.
     hidden: Option<fn(&[u8]) -> bool>,
-    pub caught: Vec<Vec<u8>>,
+    pub(crate) caught: Vec<Vec<u8>>,
 }
 
 impl Guest {
-    pub fn new(socket: UnixDatagram, mtu: usize) -> Self {
+    pub(crate) fn new(socket: UnixDatagram, mtu: usize) -> Self {
         let mut card = Card {
             socket,
             mtu,
@@ -149,26 +149,26 @@ impl Guest {
     }
 
     /// Puts each guest behind the other's gateway.
-    pub fn swap_card(&mut self, other: &mut Self) {
+    pub(crate) fn swap_card(&mut self, other: &mut Self) {
         std::mem::swap(&mut self.card.socket, &mut other.card.socket);
     }
 
     /// Sends a frame as it is.
-    pub fn inject(&self, frame: &[u8]) {
+    pub(crate) fn inject(&self, frame: &[u8]) {
         self.card.socket.send(frame).unwrap();
     }
 
     /// Keeps such frames from the stack, for [`Guest::caught`].
-    pub fn catch(&mut self, frames: fn(&[u8]) -> bool) {
+    pub(crate) fn catch(&mut self, frames: fn(&[u8]) -> bool) {
         self.card.hidden = Some(frames);
     }
 
-    pub fn caught(&mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn caught(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.card.caught)
     }
 
     /// Lets the stack work: waits for the next frame, `wait` at most.
-    pub fn poll(&mut self, wait: Duration) {
+    pub(crate) fn poll(&mut self, wait: Duration) {
         let now = self.now();
         self.interface.poll(now, &mut self.card, &mut self.sockets);
         let own = self.interface.poll_delay(self.now(), &self.sockets);
@@ -182,7 +182,11 @@ impl Guest {
     ///
     /// # Panics
     /// When that takes more than [`PATIENCE`].
-    pub fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub(crate) fn until<T>(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&mut Self) -> Option<T>,
+    ) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(value) = done(self) {
@@ -194,7 +198,7 @@ impl Guest {
     }
 
     /// Like [`Guest::until`], for what takes as long as it takes.
-    pub fn until_slowly<T>(
+    pub(crate) fn until_slowly<T>(
         &mut self,
         what: &str,
         mut done: impl FnMut(&mut Self) -> Option<T>,
@@ -212,7 +216,7 @@ impl Guest {
     }
 
     /// Opens a connection, without waiting.
-    pub fn open(&mut self, remote: SocketAddr) -> SocketHandle {
+    pub(crate) fn open(&mut self, remote: SocketAddr) -> SocketHandle {
         let buffer = || tcp::SocketBuffer::new(vec![0; self.window]);
         let mut socket = tcp::Socket::new(buffer(), buffer());
         socket.set_ack_delay(None);
@@ -223,13 +227,13 @@ impl Guest {
         self.sockets.add(socket)
     }
 
-    pub fn port(&mut self) -> u16 {
+    pub(crate) fn port(&mut self) -> u16 {
         self.next_port = 20_000 + (self.next_port - 19_999) % 40_000;
         self.next_port
     }
 
     /// Opens a connection; `None` where it was refused.
-    pub fn connect(&mut self, remote: impl Into<SocketAddr>) -> Option<SocketHandle> {
+    pub(crate) fn connect(&mut self, remote: impl Into<SocketAddr>) -> Option<SocketHandle> {
         let remote = remote.into();
         let handle = self.open(remote);
         let open = self.until("an answer to the opening", |guest| {
@@ -245,12 +249,12 @@ impl Guest {
         open.then_some(handle)
     }
 
-    pub fn tcp(&mut self, handle: SocketHandle) -> &mut tcp::Socket<'static> {
+    pub(crate) fn tcp(&mut self, handle: SocketHandle) -> &mut tcp::Socket<'static> {
         self.sockets.get_mut(handle)
     }
 
     /// Sends all of it.
-    pub fn send(&mut self, handle: SocketHandle, mut bytes: &[u8]) {
+    pub(crate) fn send(&mut self, handle: SocketHandle, mut bytes: &[u8]) {
         self.until("the sending of bytes", |guest| {
             let socket = guest.tcp(handle);
             if !socket.may_send() {
@@ -264,7 +268,7 @@ impl Guest {
     }
 
     /// Receives exactly that many bytes, or fewer where the connection ends before.
-    pub fn receive(&mut self, handle: SocketHandle, count: usize) -> Vec<u8> {
+    pub(crate) fn receive(&mut self, handle: SocketHandle, count: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.until("the arrival of bytes", |guest| {
             let socket = guest.tcp(handle);
@@ -284,14 +288,14 @@ impl Guest {
     }
 
     /// Waits until the connection was reset.
-    pub fn is_reset(&mut self, handle: SocketHandle) {
+    pub(crate) fn is_reset(&mut self, handle: SocketHandle) {
         self.until("a reset", |guest| {
             (guest.tcp(handle).state() == tcp::State::Closed).then_some(())
         });
     }
 
     /// Ends the connection from both sides.
-    pub fn close(&mut self, handle: SocketHandle) {
+    pub(crate) fn close(&mut self, handle: SocketHandle) {
         self.tcp(handle).close();
         self.until("the end of a connection", |guest| {
             let ended = matches!(
@@ -304,7 +308,7 @@ impl Guest {
     }
 
     /// A socket for datagrams.
-    pub fn udp(&mut self) -> SocketHandle {
+    pub(crate) fn udp(&mut self) -> SocketHandle {
         let buffer =
             || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 64], vec![0; 1 << 18]);
         let mut socket = udp::Socket::new(buffer(), buffer());
@@ -313,7 +317,12 @@ impl Guest {
         self.sockets.add(socket)
     }
 
-    pub fn send_to(&mut self, handle: SocketHandle, bytes: &[u8], remote: impl Into<SocketAddr>) {
+    pub(crate) fn send_to(
+        &mut self,
+        handle: SocketHandle,
+        bytes: &[u8],
+        remote: impl Into<SocketAddr>,
+    ) {
         let remote: SocketAddr = remote.into();
         let socket: &mut udp::Socket<'_> = self.sockets.get_mut(handle);
         socket
@@ -327,7 +336,7 @@ impl Guest {
         });
     }
 
-    pub fn receive_from(&mut self, handle: SocketHandle) -> (Vec<u8>, IpAddr) {
+    pub(crate) fn receive_from(&mut self, handle: SocketHandle) -> (Vec<u8>, IpAddr) {
         self.until("a datagram", |guest| {
             let socket: &mut udp::Socket<'_> = guest.sockets.get_mut(handle);
             let (bytes, from) = socket.recv().ok()?;
@@ -388,12 +397,12 @@ impl Card {
     }
 }
 
-pub struct Received<'c> {
+pub(crate) struct Received<'c> {
     frame: Vec<u8>,
     spare: &'c mut Vec<Vec<u8>>,
 }
 
-pub struct Sending<'c>(&'c UnixDatagram);
+pub(crate) struct Sending<'c>(&'c UnixDatagram);
 
 impl phy::RxToken for Received<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
@@ -451,4 +460,4 @@ impl phy::Device for Card {
 }
 
 /// Loopback, which is protected and must be opened by a rule.
-pub const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;
+pub(crate) const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;

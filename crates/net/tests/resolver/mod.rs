@@ -12,20 +12,20 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 /// What a name has.
 #[derive(Clone)]
-pub enum Has {
+pub(crate) enum Has {
     Address(IpAddr),
     Alias(&'static str),
     /// So many bytes of text, which do not fit into a datagram.
     Text(usize),
 }
 
-pub struct Resolver {
-    pub address: SocketAddr,
+pub(crate) struct Resolver {
+    pub(crate) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Resolver {
-    pub fn start(zone: &[(&str, Has)]) -> Self {
+    pub(crate) fn start(zone: &[(&str, Has)]) -> Self {
         let udp = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let address = udp.local_addr().unwrap();
         let tcp = TcpListener::bind(address).unwrap();
@@ -66,7 +66,7 @@ impl Resolver {
     }
 
     /// The names that it was asked for.
-    pub fn asked(&self) -> Vec<String> {
+    pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
 }
