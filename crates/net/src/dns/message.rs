@@ -85,13 +85,13 @@ fn name_text(name: &Name) -> String {
 
 /// What became of an answer.
 #[derive(Debug, Default)]
-pub(crate) struct Filtered {
+pub struct Filtered {
     /// The addresses in it.
-    pub(crate) addresses: Vec<IpAddr>,
+    pub addresses: Vec<IpAddr>,
     /// The names that lead to them, the question's first.
-    pub(crate) names: Vec<String>,
+    pub names: Vec<String>,
     /// What was taken out, and because of what.
-    pub(crate) kept_out: Vec<(IpAddr, String)>,
+    pub kept_out: Vec<(IpAddr, String)>,
 }
 
 impl Question {
@@ -109,7 +109,7 @@ impl Question {
     }
 
     /// The query for a resolver, with an id of ours.
-    pub(crate) fn to_upstream(&self, id: u16) -> Option<Vec<u8>> {
+    pub fn to_upstream(&self, id: u16) -> Option<Vec<u8>> {
         let mut message = Message::new(id, MessageType::Query, OpCode::Query);
         message.metadata.recursion_desired = true;
         message.metadata.checking_disabled = self.checking_disabled;
@@ -121,7 +121,7 @@ impl Question {
     }
 
     /// Reads a resolver's answer to the query with this id; `None` where it is to another.
-    pub(crate) fn read_answer(&self, id: u16, bytes: &[u8]) -> Option<Message> {
+    pub fn read_answer(&self, id: u16, bytes: &[u8]) -> Option<Message> {
         let message = Message::from_vec(bytes).ok()?;
         let ours = message.metadata.id == id
             && message.metadata.message_type == MessageType::Response
@@ -134,7 +134,7 @@ impl Question {
 
     /// Takes out of an answer what the guest must not have. `keeps_out` says why an
     /// address is not given out.
-    pub(crate) fn filter(
+    pub fn filter(
         &self,
         answer: &mut Message,
         mut keeps_out: impl FnMut(IpAddr) -> Option<String>,
@@ -177,7 +177,7 @@ impl Question {
 
     /// The answer's bytes for the guest: at most `longest`, with a mark where that was too
     /// little.
-    pub(crate) fn write_answer(&self, answer: Message, longest: Option<usize>) -> Option<Vec<u8>> {
+    pub fn write_answer(&self, answer: Message, longest: Option<usize>) -> Option<Vec<u8>> {
         let mut message = Message::response(self.id, OpCode::Query);
         message.metadata.response_code = answer.metadata.response_code;
         message.metadata.recursion_desired = self.recursion_desired;
