@@ -15,9 +15,10 @@ use tokio::net::UnixDatagram;
 
 use crate::address::{ETHERNET_BYTES, FRAME_BYTES, GATEWAY_MAC};
 
-/// Bytes that may wait in the socket: some long frames, or hundreds of short ones. The
+/// Bytes that may wait in the socket, the kernel's own included: a dozen of the longest
+/// frames, and so little that a short one is not long in coming. The
 /// kernel may allow less.
-const SOCKET_BYTES: usize = 4 << 20;
+const SOCKET_BYTES: usize = 1 << 20;
 
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
