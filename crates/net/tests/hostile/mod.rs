@@ -1,5 +1,6 @@
 //! What must hold of the readers for any bytes at all. Used by the stable tests and by the
 //! fuzz targets.
+#![allow(dead_code, reason = "each fuzz target uses one")]
 
 use std::net::IpAddr;
 
