@@ -59,7 +59,11 @@ impl PortHandler for ControlHandler {
         frozen.encode_to_vec()
     }
 
-    async fn thaw(&mut self, sequence: u64) {
+    async fn thaw(&mut self, sequence: u64, wall_clock_ns: u64) {
+        // Before the processes: none of them sees the time that it did not have.
+        if let Err(error) = resume::set_clock(wall_clock_ns) {
+            log!("{error:#}");
+        }
         if let Err(error) = self.sandbox.cgroup.thaw() {
             log!("cannot thaw the user's processes: {error}");
         }
@@ -79,7 +83,7 @@ impl PortHandler for DataHandler {
         Vec::new()
     }
 
-    async fn thaw(&mut self, _sequence: u64) {}
+    async fn thaw(&mut self, _sequence: u64, _wall_clock_ns: u64) {}
 }
 
 /// `pando.guest.v1.Guest`, on the `ctl` port only.

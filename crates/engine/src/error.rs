@@ -10,8 +10,8 @@ pub enum EngineError {
     /// No such sandbox, or not the caller's.
     #[error("sandbox `{0}` not found")]
     SandboxNotFound(String),
-    /// A shortened id fits several.
-    #[error("`{0}` fits more than one sandbox")]
+    /// A shortened id, of a sandbox or a snapshot, fits several.
+    #[error("`{0}` fits more than one id")]
     Ambiguous(String),
     /// No such template.
     #[error("template `{0}` not found")]
@@ -134,7 +134,21 @@ impl std::fmt::Display for Interruption {
     }
 }
 
+/// QEMU's words for a layer whose beginning was never written out.
+const UNREADABLE_DISK: &str = "not in qcow2 format";
+
 impl EngineError {
+    /// Why a VM did not come up, by what its shim says.
+    pub(crate) fn not_spawned(cause: String) -> Self {
+        match cause.contains(pando_shim::NO_SPACE) {
+            true => Self::NoSpace("the sandbox could not write its disk".to_owned()),
+            false if cause.contains(UNREADABLE_DISK) => Self::SpawnFailed(format!(
+                "its disk cannot be read, as after a power cut; `pando rollback` takes it to a snapshot: {cause}"
+            )),
+            false => Self::SpawnFailed(cause),
+        }
+    }
+
     /// A stable word for machines; each has a section in docs/errors.md.
     pub fn code(&self) -> &'static str {
         match self {

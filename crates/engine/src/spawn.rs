@@ -258,7 +258,7 @@ impl Engine {
         let shim = Arc::new(starter.start(dir, &spec, identity).await?);
         let ready = shim.ready().await?;
         if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::SpawnFailed(ready.cause));
+            return Err(EngineError::not_spawned(ready.cause));
         }
         Ok((shim, ready))
     }

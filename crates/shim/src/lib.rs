@@ -24,3 +24,4 @@ mod steps;
 
 pub use error_chain::error_chain;
 pub use serve::{CAUSE_FILE, LISTENER_FD, ShimError, run};
+pub use stall::NO_SPACE;

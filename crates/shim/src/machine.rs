@@ -6,6 +6,7 @@ use crate::failure;
 use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
+use crate::stall::{NO_SPACE, until_no_space};
 use crate::steps::Steps;
 use pando_net::Gateway;
 use pando_types::{Accelerator, Size, limits};
@@ -89,6 +90,8 @@ pub(crate) enum StartError {
     Channel(#[from] pando_wire::channel::OpenError),
     #[error("a layer of pages cannot be used")]
     Pages(#[from] crate::restore::WritePagesError),
+    #[error("{NO_SPACE}")]
+    NoSpace,
     #[error("the warm-up failed: {0}")]
     WarmUp(String),
     #[error("{0}")]
@@ -357,7 +360,8 @@ fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions
     })
 }
 
-/// Work on a VM; that the VM dies meanwhile is noticed at once.
+/// Work on a VM that comes up; that it dies meanwhile, or stands still since the host's disk
+/// is full, is noticed at once.
 pub(crate) async fn unless_ended<R, E: Into<StartError>>(
     qemu: &Qemu,
     work: impl Future<Output = Result<R, E>>,
@@ -365,6 +369,7 @@ pub(crate) async fn unless_ended<R, E: Into<StartError>>(
     tokio::select! {
         done = work => done.map_err(Into::into),
         exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
+        () = until_no_space(qemu) => Err(StartError::NoSpace),
     }
 }
 

@@ -37,6 +37,10 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(4);
 /// page cache it takes seconds.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What the device state may take. QEMU says nothing of a disk that is full while it writes
+/// it, so the room is seen to be there before.
+const DEVICE_STATE_ROOM: usize = 256 << 10;
+
 /// What a VM may write between a look at its memory and its standing still.
 const ARENA_SLACK_BYTES: u64 = 4 << 20;
 
@@ -178,7 +182,10 @@ impl Prepared {
             remove(&slot.join(name)).map_err(failed)?;
         }
         let memory = match request.memory {
-            true => Some(prepare_memory(machine, running, chain).await?),
+            true => {
+                see_room(&slot.join(spec::TAKEN_DEVICE_STATE)).map_err(failed)?;
+                Some(prepare_memory(machine, running, chain).await?)
+            }
             false => None,
         };
         let path = slot.join(spec::disk(chain.disks));
@@ -327,6 +334,13 @@ fn reached(point: &'static str, running: &Running) {
         running.qemu.kill();
     }
     fault::point(point);
+}
+
+/// Fails where the device state would find no room.
+fn see_room(path: &Path) -> io::Result<()> {
+    let written = std::fs::write(path, vec![0; DEVICE_STATE_ROOM]);
+    remove(path)?;
+    written
 }
 
 fn remove(path: &Path) -> io::Result<()> {
