@@ -3,6 +3,7 @@
 //! Pure values; no I/O, no wire format. Wire and disk types convert to and from
 //! these at their own edge.
 
+mod egress;
 mod id;
 mod isolation;
 pub mod limits;
@@ -11,6 +12,10 @@ mod size;
 mod snapshot;
 mod state;
 
+pub use egress::{
+    EGRESS_RULES, EgressAction, EgressEntry, EgressError, EgressFault, EgressHost, EgressPolicy,
+    EgressProtocol, EgressRule,
+};
 pub use id::{IdError, SandboxId, SnapshotId, TemplateId, is_id_shaped};
 pub use isolation::{Accelerator, Isolation};
 pub use name::{Name, NameError, TemplateRef};
