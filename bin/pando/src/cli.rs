@@ -132,6 +132,8 @@ pub(crate) enum Command {
     Rollback(Rollback),
     /// Draw snapshots and sandboxes below what they came from
     Tree(Json),
+    /// Show what a sandbox may reach, is connected with and was refused; or change what it may reach
+    Net(Net),
     /// Show where disk space has gone
     Df(Json),
     /// Show what the daemon is doing
@@ -216,6 +218,35 @@ pub(crate) struct SandboxFlags {
     /// saved machine, `boot` boots a kernel that shares no secret with other sandboxes [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "snapshot", "boot"])]
     pub(crate) start: Option<String>,
+    #[command(flatten)]
+    pub(crate) egress: EgressFlags,
+}
+
+/// What a sandbox may reach.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EgressFlags {
+    /// What happens to what --allow and --deny do not name [default: allow]
+    #[arg(long, value_name = "allow|deny", value_parser = ["allow", "deny"], hide_possible_values = true)]
+    pub(crate) egress: Option<String>,
+    /// Let through: `github.com`, `*.example.org`, `1.2.3.4`, `10.1.0.0/16`, each with an optional `:PORT` and
+    /// `/tcp`, `/udp` or `/icmp`; repeat for more
+    #[arg(long, value_name = "ENTRY")]
+    pub(crate) allow: Vec<String>,
+    /// Refuse, before anything is allowed; repeat for more
+    #[arg(long, value_name = "ENTRY")]
+    pub(crate) deny: Vec<String>,
+}
+
+/// A sandbox's network.
+#[derive(Debug, Args)]
+pub(crate) struct Net {
+    /// Id, a prefix of it, or name
+    pub(crate) id: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) egress: EgressFlags,
 }
 
 /// `pando run`.
@@ -380,8 +411,19 @@ pub(crate) enum TemplateCommand {
     Warm(Warm),
     /// Make a template
     Bake(Bake),
+    /// Show what a template's sandboxes may reach unless they say it themselves; or change it
+    Net(TemplateNet),
     /// Remove templates; sandboxes made from them are kept
     Rm(ManyTemplates),
+}
+
+/// `pando template net`.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateNet {
+    /// The template
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) egress: EgressFlags,
 }
 
 /// `pando template rm`.

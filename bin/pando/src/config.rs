@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// A setting.
@@ -22,6 +23,7 @@ pub(crate) enum SettingKey {
     ApiKey,
     Listen,
     PublicHosts,
+    Dns,
     Accel,
     Qemu,
     DebianMirror,
@@ -73,6 +75,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::ApiKey, ("api_key", "PANDO_API_KEY"), "the line in `admin.key` in the state directory", "The key that commands send."),
     setting(SettingKey::Listen, ("listen", "PANDO_LISTEN"), "`127.0.0.1:7000`", "The address that the daemon listens on."),
     setting(SettingKey::PublicHosts, ("public_hosts", "PANDO_PUBLIC_HOSTS"), "none", "Further host names that the daemon answers for, with commas between."),
+    setting(SettingKey::Dns, ("dns", "PANDO_DNS"), "the name servers of `/etc/resolv.conf`", "Where the names are asked that sandboxes look up: addresses, each with an optional port, with commas between."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
@@ -217,6 +220,21 @@ impl Config {
             .collect()
     }
 
+    /// Name servers, empty for the host's.
+    ///
+    /// # Errors
+    /// One is no address.
+    pub(crate) fn dns(&self) -> anyhow::Result<Vec<SocketAddr>> {
+        let servers = self.get(SettingKey::Dns).split(',').map(str::trim);
+        let servers = servers.filter(|server| !server.is_empty());
+        let read = servers.map(|server| {
+            let address = server.parse::<IpAddr>().map(|address| (address, 53).into());
+            let server_address = address.or_else(|_| server.parse());
+            server_address.with_context(|| format!("`dns`: `{server}` is not an address"))
+        });
+        read.collect()
+    }
+
     /// Every path that a person may ask for, with what it is.
     pub(crate) fn paths(&self) -> Vec<(&'static str, PathBuf)> {
         let state = self.path(SettingKey::StateDir);
@@ -300,6 +318,7 @@ fn default_of(
         SettingKey::Url
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
+        | SettingKey::Dns
         | SettingKey::ReserveMib
         | SettingKey::DebianMirror => String::new(),
     })

@@ -7,6 +7,7 @@
 mod error;
 mod exec;
 mod file;
+mod network;
 pub mod openapi;
 pub mod route;
 mod sandbox;
@@ -17,6 +18,7 @@ pub mod stream;
 pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
+pub use network::{ChangeRequest, Connection, Egress, Network, NetworkTotals, Refusal};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
 pub use server::{
     BakeRequest, ConsoleLog, Event, EventList, Pool, PoolSlots, Size, Status, Template,

@@ -225,6 +225,7 @@ fn method(method: pando_api::route::Method) -> http::Method {
         pando_api::route::Method::Get => http::Method::GET,
         pando_api::route::Method::Post => http::Method::POST,
         pando_api::route::Method::Put => http::Method::PUT,
+        pando_api::route::Method::Patch => http::Method::PATCH,
         pando_api::route::Method::Delete => http::Method::DELETE,
     }
 }

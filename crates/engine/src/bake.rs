@@ -196,6 +196,7 @@ impl Bakery {
             hostname: id.to_string(),
             machine_id: crate::ids::machine_id(id),
             env: BTreeMap::new(),
+            network: None,
             slot: None,
             preload: self.starter.preload.clone(),
             jail: self.starter.jail,
@@ -518,6 +519,7 @@ fn gather(
         memory: Some(adopt(&taken.memory_file, spec::MEMORY)?),
         pages: Vec::new(),
         device_state: Some(adopt(&taken.device_state_file, spec::DEVICE_STATE)?),
+        network: None,
         clean_barrier: !taken.forced,
     })
 }

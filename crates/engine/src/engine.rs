@@ -49,6 +49,8 @@ pub struct EngineConfig {
     pub pool: PoolConfig,
     /// The most that whole memory files, put together from snapshots' layers, may take.
     pub materialized_mib: u64,
+    /// Where sandboxes' names are asked; empty for the host's name servers.
+    pub dns: Vec<std::net::SocketAddr>,
     /// Whether jails are put on; `false` is for tests of what a jail keeps out.
     pub jail: bool,
 }
@@ -133,6 +135,7 @@ impl Engine {
         engine.adopt_all().await?;
         tokio::spawn(engine.clone().keep_pool());
         tokio::spawn(engine.clone().flatten_all());
+        tokio::spawn(engine.clone().follow_resolvers());
         Ok(engine)
     }
 

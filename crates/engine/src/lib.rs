@@ -18,6 +18,7 @@ mod identity;
 mod ids;
 mod keys;
 mod lifecycle;
+mod network;
 mod pool;
 mod reference;
 pub mod request;

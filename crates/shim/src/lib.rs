@@ -10,6 +10,7 @@ mod error_chain;
 mod failure;
 pub mod host;
 mod machine;
+mod network;
 mod passthrough;
 mod processes;
 mod replay;

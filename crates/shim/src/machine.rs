@@ -3,12 +3,13 @@
 use crate::chain::Chain;
 use crate::error_chain::error_chain;
 use crate::failure;
+use crate::network;
 use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
 use crate::stall::{NO_SPACE, until_no_space};
 use crate::steps::Steps;
-use pando_net::Gateway;
+use pando_net::{Gateway, GatewayConfig, GatewayHandle, GatewayLimits};
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
 use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
@@ -67,6 +68,8 @@ pub(crate) struct Machine {
     pub(crate) requests: watch::Sender<usize>,
     /// Locked while a snapshot is taken.
     pub(crate) chain: tokio::sync::Mutex<Chain>,
+    /// Of the guest's network card, once there is one.
+    pub(crate) gateway: OnceLock<GatewayHandle>,
     /// Where a claim goes, while this is a slot that waits.
     pub(crate) claim: ClaimBox,
 }
@@ -90,6 +93,10 @@ pub(crate) enum StartError {
     Channel(#[from] pando_wire::channel::OpenError),
     #[error("a layer of pages cannot be used")]
     Pages(#[from] crate::restore::WritePagesError),
+    #[error("what is known of names cannot be read")]
+    Network(#[source] std::io::Error),
+    #[error("what it may reach cannot be read")]
+    Egress(#[from] pando_types::EgressError),
     #[error("{NO_SPACE}")]
     NoSpace,
     #[error("the warm-up failed: {0}")]
@@ -112,6 +119,7 @@ impl Machine {
             status,
             requests: watch::Sender::new(0),
             chain: tokio::sync::Mutex::new(chain),
+            gateway: OnceLock::new(),
             claim: ClaimBox::default(),
         }
     }
@@ -143,8 +151,7 @@ impl Machine {
     async fn start(&self) -> Result<Running, StartError> {
         let mut steps = Steps::begin();
         let (config, (ctl, data), nic) = self.config()?;
-        let gateway = Gateway::new(nic).map_err(StartError::Socket)?;
-        tokio::spawn(gateway.run());
+        let gateway = self.gateway_of(nic)?;
         let qemu = Qemu::launch(config).await?;
         steps.mark("launched");
         let mut identity = Identity::of(&self.spec);
@@ -158,8 +165,10 @@ impl Machine {
                 (begin, pages) = self.bind(&qemu, &claim).await?;
                 steps.mark("bound");
             }
+            network::apply(&gateway, &claim.network)?;
             identity = claim.identity;
         }
+        self.restore_network(&gateway)?;
         if let Begin::Spawn { .. } = begin {
             if pages > 0 {
                 self.write_pages(&qemu, pages).await?;
@@ -175,7 +184,9 @@ impl Machine {
         if let Some(Wait::Warm) = wait {
             unless_ended(&qemu, self.warm_up(&channel)).await?;
             qemu.stop().await?;
-            identity = self.claimed(&qemu).await?.identity;
+            let claim = self.claimed(&qemu).await?;
+            network::apply(&gateway, &claim.network)?;
+            identity = claim.identity;
             steps = Steps::begin();
             qemu.cont().await?;
             let options = greeting(&identity, begin, false)?;
@@ -261,6 +272,23 @@ impl Machine {
             tb_size_mib: TB_SIZE_MIB,
         };
         Ok((config, (ctl, data), nic.into()))
+    }
+
+    /// Starts the gateway at this process's end of the network card.
+    fn gateway_of(&self, card: std::os::fd::OwnedFd) -> Result<GatewayHandle, StartError> {
+        let network = self.spec.network.as_ref();
+        let policy = network.map_or_else(|| Ok(network::nothing()), network::policy_of)?;
+        let config = GatewayConfig {
+            card,
+            policy,
+            resolvers: network
+                .map(|network| network.resolvers.clone())
+                .unwrap_or_default(),
+            limits: GatewayLimits::default(),
+        };
+        let (gateway, handle) = Gateway::new(config).map_err(StartError::Socket)?;
+        tokio::spawn(gateway.run());
+        Ok(self.gateway.get_or_init(|| handle).clone())
     }
 
     fn is_generic(&self) -> bool {

@@ -1,6 +1,7 @@
 //! `pando.shim.v1.Shim`: what the daemon may ask of this sandbox.
 
 use crate::machine::{Machine, Running, Status};
+use crate::network;
 use crate::processes::{Executed, Followed, Process, Start};
 use crate::replay::Stream as OutputStream;
 use crate::snapshot;
@@ -15,9 +16,11 @@ use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
     self, AttachRequest, AttachResponse, BakeRequest, BakeResponse, ClaimRequest, ConsoleRequest,
     ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
-    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest,
-    ReleaseResponse, SnapshotRequest, SnapshotResponse, StartProcessRequest, StartProcessResponse,
-    State, StopRequest, StopResponse, WatchRequest, WatchResponse, attach_response,
+    ListProcessesResponse, NetworkRequest, NetworkResponse, PingRequest, PingResponse,
+    ReadyRequest, ReadyResponse, ReleaseRequest, ReleaseResponse, SetNetworkRequest,
+    SetNetworkResponse, SnapshotRequest, SnapshotResponse, StartProcessRequest,
+    StartProcessResponse, State, StopRequest, StopResponse, WatchRefusalsRequest,
+    WatchRefusalsResponse, WatchRequest, WatchResponse, attach_response,
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -184,6 +187,35 @@ impl shim::Shim for Service {
                 Some((Ok(message), receiver))
             },
         )))
+    }
+
+    async fn set_network(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, SetNetworkRequest>,
+    ) -> ServiceResult<SetNetworkResponse> {
+        let request = request.to_owned_message();
+        let message = required(request.network.into_option(), "network")?;
+        let network = network::network_of(message).map_err(ConnectError::invalid_argument)?;
+        let applied = network::apply(self.machine.gateway()?, &network);
+        applied.map_err(|error| ConnectError::invalid_argument(error.to_string()))?;
+        Response::ok(SetNetworkResponse::default())
+    }
+
+    async fn network(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, NetworkRequest>,
+    ) -> ServiceResult<NetworkResponse> {
+        Response::ok(network::report(self.machine.gateway()?.report()))
+    }
+
+    async fn watch_refusals(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, WatchRefusalsRequest>,
+    ) -> ServiceResult<ServiceStream<WatchRefusalsResponse>> {
+        Ok(Response::stream(network::refusals(self.machine.gateway()?)))
     }
 
     async fn ping(

@@ -100,6 +100,7 @@ pub(crate) async fn take(
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
     steps.mark("frozen");
     reached("shim.frozen", running);
+    let known = machine.gateway()?.names();
     let saved = prepared
         .save(running, &mut chain, request, &mut steps)
         .await;
@@ -111,6 +112,10 @@ pub(crate) async fn take(
     let pause_ms = steps.mark("thawed");
     reached("shim.went_on", running);
     let (captured, writer) = saved?;
+    if request.memory {
+        let path = machine.slot().join(spec::TAKEN_NETWORK);
+        std::fs::write(path, known).map_err(failed)?;
+    }
     let (dirty_pages, method) = match (captured, writer) {
         (Some(captured), Some(writer)) => write(&mut chain, captured, writer).await?,
         _ => (0, ""),
@@ -178,7 +183,11 @@ impl Prepared {
         request: &SnapshotRequest,
     ) -> Result<Self, ConnectError> {
         let slot = machine.slot();
-        for name in [spec::TAKEN_PAGES, spec::TAKEN_DEVICE_STATE] {
+        for name in [
+            spec::TAKEN_PAGES,
+            spec::TAKEN_DEVICE_STATE,
+            spec::TAKEN_NETWORK,
+        ] {
             remove(&slot.join(name)).map_err(failed)?;
         }
         let memory = match request.memory {
@@ -317,6 +326,7 @@ fn answer<E>(
     SnapshotResponse {
         pages_file: file(spec::TAKEN_PAGES),
         device_state_file: file(spec::TAKEN_DEVICE_STATE),
+        network_file: file(spec::TAKEN_NETWORK),
         disk_files: chain.unkept_disks().map(spec::disk).collect(),
         dirty_pages,
         forced: frozen.is_err(),

@@ -150,6 +150,7 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
             .unwrap_or_default(),
+        dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
         jail: true,

@@ -1,5 +1,6 @@
 //! Between the API's types and the engine's.
 
+pub(super) mod network;
 pub(super) mod snapshots;
 
 use crate::error::ApiError;
@@ -72,6 +73,7 @@ pub(super) fn create_sandbox(
         memory_mib: request.memory_mib,
         env: request.env,
         labels: request.labels,
+        egress: request.egress.map(network::egress).transpose()?,
         start,
     })
 }
@@ -123,6 +125,7 @@ pub(super) fn sandbox(sandbox: engine::Sandbox) -> api::Sandbox {
         cpus: sandbox.size.cpus(),
         memory_mib: sandbox.size.memory_mib(),
         labels: sandbox.labels,
+        egress: network::egress_of(&sandbox.egress),
         created_at: timestamp(sandbox.created_at),
         started_at: sandbox.started_at.map(timestamp),
     }
@@ -326,6 +329,7 @@ pub(super) fn template(template: engine::Template) -> api::Template {
     api::Template {
         name: template.reference.to_string(),
         content_hash: template.content_hash,
+        egress: network::egress_of(&template.egress),
         baked: template.baked.into_iter().map(size).collect(),
         disk_bytes: template.disk_bytes,
         created_at: timestamp(template.created_at),

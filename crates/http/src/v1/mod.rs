@@ -7,6 +7,7 @@ mod convert;
 mod exec;
 mod files;
 mod guest_file;
+mod network;
 mod sandboxes;
 mod server_info;
 mod snapshots;
@@ -45,6 +46,8 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::CreateSandbox => on(filter, sandboxes::create),
         Operation::ListSandboxes => on(filter, sandboxes::list),
         Operation::GetSandbox => on(filter, sandboxes::get),
+        Operation::ChangeSandbox => on(filter, network::change),
+        Operation::Network => on(filter, network::show),
         Operation::RemoveSandbox => on(filter, sandboxes::remove),
         Operation::StopSandbox => on(filter, sandboxes::stop),
         Operation::StartSandbox => on(filter, sandboxes::start),
@@ -73,6 +76,7 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::ListEvents => on(filter, server_info::events),
         Operation::ListTemplates => on(filter, server_info::templates),
         Operation::WarmTemplate => on(filter, server_info::warm),
+        Operation::ChangeTemplate => on(filter, network::change_template),
         Operation::RemoveTemplate => on(filter, server_info::remove_template),
         Operation::BakeTemplate => on(filter, server_info::bake),
         Operation::Status => on(filter, server_info::status),
@@ -88,6 +92,7 @@ fn filter(method: Method) -> MethodFilter {
         Method::Get => MethodFilter::GET,
         Method::Post => MethodFilter::POST,
         Method::Put => MethodFilter::PUT,
+        Method::Patch => MethodFilter::PATCH,
         Method::Delete => MethodFilter::DELETE,
     }
 }
