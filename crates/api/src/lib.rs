@@ -8,6 +8,7 @@ mod error;
 mod exec;
 mod file;
 pub mod openapi;
+mod port;
 pub mod route;
 mod sandbox;
 mod server;
@@ -17,6 +18,7 @@ pub mod stream;
 pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
+pub use port::{OpenPortRequest, Port, PortList};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
 pub use server::{
     BakeRequest, ConsoleLog, Event, EventList, Pool, PoolSlots, Size, Status, Template,

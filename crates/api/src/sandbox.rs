@@ -69,6 +69,8 @@ pub struct Sandbox {
     pub memory_mib: u32,
     /// The labels it was given.
     pub labels: BTreeMap<String, String>,
+    /// Where its ports are reached by HTTP; `{port}` stands for the port's number.
+    pub url_template: String,
     /// When it was made: RFC 3339, UTC.
     pub created_at: String,
     /// When it last began to run: RFC 3339, UTC.

@@ -7,6 +7,7 @@
 mod client;
 mod error;
 mod exec_stream;
+mod ports;
 mod snapshots;
 mod transport;
 

@@ -189,6 +189,11 @@ impl Sandboxes {
         found.cloned().ok_or_else(not_found)
     }
 
+    /// The sandbox with this id, whoever's it is.
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+        self.lock().get(id.as_str()).cloned()
+    }
+
     /// The snapshots that hold paused sandboxes.
     pub(crate) fn paused_in(&self) -> BTreeSet<String> {
         let entries = self.lock();

@@ -11,6 +11,8 @@ mod failure;
 pub mod host;
 mod machine;
 mod passthrough;
+mod port_client;
+mod ports;
 mod processes;
 mod replay;
 mod restore;

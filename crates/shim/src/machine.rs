@@ -3,6 +3,7 @@
 use crate::chain::Chain;
 use crate::error_chain::error_chain;
 use crate::failure;
+use crate::ports::Ports;
 use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
@@ -50,6 +51,7 @@ pub(crate) struct Running {
     pub(crate) channel: Channel,
     pub(crate) processes: Arc<Processes<Connection>>,
     pub(crate) guest: GuestClient<Connection>,
+    pub(crate) ports: Ports,
     pub(crate) warnings: Vec<String>,
     pub(crate) timing_ms: HashMap<String, f64>,
     /// See `ReadyResponse`.
@@ -183,6 +185,7 @@ impl Machine {
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
+        let ports = Ports::new(channel.data().clone());
         let timer_error_ppm = match begin {
             Begin::Spawn { .. } => 0,
             _ => unless_ended(&qemu, self.timer_error_ppm(&guest)).await?,
@@ -192,6 +195,7 @@ impl Machine {
             channel,
             processes: Arc::new(processes),
             guest,
+            ports,
             warnings: resumed.warnings,
             timing_ms: steps.done,
             timer_error_ppm,

@@ -14,7 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const MIGRATIONS: [&str; 2] = [include_str!("schema_1.sql"), include_str!("schema_2.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("schema_1.sql"),
+    include_str!("schema_2.sql"),
+    include_str!("schema_3.sql"),
+];
 
 /// What SQLite lets its log grow to before it writes it back: 1000 pages.
 const LOG_RESERVED_BYTES: u64 = 4 << 20;
@@ -243,7 +247,7 @@ impl Index {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Connection> {
         // A panic while the lock was held left no half transaction: SQLite rolled it back.
         self.connection
             .lock()
@@ -454,6 +458,7 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         transaction.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
+        transaction.execute("DELETE FROM ports WHERE sandbox = ?1", [id])?;
         insert_event(&transaction, event)?;
         Ok(transaction.commit()?)
     }
@@ -599,7 +604,10 @@ fn template_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<TemplateRow> {
     })
 }
 
-fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), IndexError> {
+pub(crate) fn insert_event(
+    connection: &Connection,
+    event: &NewEvent<'_>,
+) -> Result<(), IndexError> {
     connection
         .prepare_cached(
             "INSERT INTO events (at_ms, tenant, kind, subject, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -683,17 +691,17 @@ fn time(millis: i64) -> SystemTime {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const EVENT: NewEvent<'static> = NewEvent {
+    pub(crate) const EVENT: NewEvent<'static> = NewEvent {
         tenant: "default",
         kind: "sandbox.created",
         subject: "s",
         detail: "",
     };
 
-    fn row(id: &str, name: Option<&str>) -> SandboxRow {
+    pub(crate) fn row(id: &str, name: Option<&str>) -> SandboxRow {
         SandboxRow {
             id: id.into(),
             tenant: "default".into(),
@@ -781,7 +789,7 @@ mod tests {
         assert_eq!((version, kept), (1, 1));
     }
 
-    fn fresh() -> (tempfile::TempDir, Index) {
+    pub(crate) fn fresh() -> (tempfile::TempDir, Index) {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::open(&dir.path().join("pando.db")).unwrap();
         (dir, index)
