@@ -10,12 +10,13 @@ use connectrpc::{
 };
 use pando_wire::channel::{PortControl, PortHandler};
 use pando_wire::guest::{
-    self as wire, Frozen, InfoResponse, PingResponse, Resume, Resumed, ShutdownResponse,
-    SyncResponse,
+    self as wire, Frozen, InfoResponse, ListPortsResponse, PingResponse, Resume, Resumed,
+    ShutdownResponse, SyncResponse,
 };
 
 use crate::log::log;
 use crate::metrics;
+use crate::ports;
 use crate::resume;
 use crate::sandbox::Sandbox;
 use crate::shutdown;
@@ -137,6 +138,19 @@ impl wire::Guest for GuestService {
         let synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
         synced.map_err(|_| ConnectError::internal("the sync's thread died"))?;
         Response::ok(SyncResponse::default())
+    }
+
+    async fn list_ports<'a>(
+        &'a self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, wire::ListPortsRequest>,
+    ) -> ServiceResult<impl Encodable<ListPortsResponse> + Send + use<'a>> {
+        // It reads many small files; other streams must not wait for them.
+        let ports = tokio::task::spawn_blocking(ports::listening).await;
+        Response::ok(ListPortsResponse {
+            ports: ports.map_err(|_| ConnectError::internal("the search's thread died"))?,
+            ..Default::default()
+        })
     }
 
     async fn shutdown<'a>(

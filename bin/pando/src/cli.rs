@@ -1,7 +1,9 @@
 //! The command line: what can be typed. `docs/cli.md` is generated from it.
 
+mod port;
 mod snapshots;
 
+pub(crate) use port::Port;
 pub(crate) use snapshots::{
     Fork, ManySnapshots, Rollback, Snapshot, SnapshotCommand, SnapshotList, SnapshotShow,
     TakeSnapshot,
@@ -130,6 +132,11 @@ pub(crate) enum Command {
     /// What it has done since is lost, unless it is kept with --save. The snapshot must be of the sandbox's own size and
     /// template.
     Rollback(Rollback),
+    /// List a sandbox's ports, or let a TCP port of this machine lead to one
+    ///
+    /// Every port is reached by HTTP at the address that the list shows. `pando port ID PORT` prints ADDRESS:PORT of
+    /// a TCP port that leads to it; it stays the same until it is taken back with --rm or the sandbox is removed.
+    Port(Port),
     /// Draw snapshots and sandboxes below what they came from
     Tree(Json),
     /// Show what a sandbox may reach, is connected with and was refused; or change what it may reach
@@ -483,6 +490,18 @@ pub(crate) struct Serve {
     /// Address to listen on [default: 127.0.0.1:7000]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
+    /// Where ports of sandboxes are reached from other machines: https://*.sandboxes.example.com
+    #[arg(long, value_name = "URL")]
+    pub(crate) public_url: Option<String>,
+    /// Address that TCP ports of sandboxes are bound to [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) port_bind: Option<String>,
+    /// TCP ports that are given to sandboxes [default: 20000-29999]
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub(crate) port_range: Option<String>,
+    /// Who may use ports by HTTP: auto, public or token [default: auto]
+    #[arg(long, value_name = "WHO", value_parser = ["auto", "public", "token"], hide_possible_values = true)]
+    pub(crate) port_access: Option<String>,
     /// How guests are run: auto, kvm or tcg [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "kvm", "tcg"], hide_possible_values = true)]
     pub(crate) accel: Option<String>,
@@ -502,6 +521,10 @@ impl Serve {
     pub(crate) fn settings(&self) -> Vec<(SettingKey, Option<String>)> {
         vec![
             (SettingKey::Listen, self.listen.clone()),
+            (SettingKey::PublicUrl, self.public_url.clone()),
+            (SettingKey::PortBind, self.port_bind.clone()),
+            (SettingKey::PortRange, self.port_range.clone()),
+            (SettingKey::PortAccess, self.port_access.clone()),
             (SettingKey::Accel, self.accel.clone()),
             (SettingKey::Warm, self.warm.clone()),
         ]

@@ -24,6 +24,10 @@ pub(crate) enum SettingKey {
     Listen,
     PublicHosts,
     Dns,
+    PublicUrl,
+    PortBind,
+    PortRange,
+    PortAccess,
     Accel,
     Qemu,
     DebianMirror,
@@ -76,6 +80,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::Listen, ("listen", "PANDO_LISTEN"), "`127.0.0.1:7000`", "The address that the daemon listens on."),
     setting(SettingKey::PublicHosts, ("public_hosts", "PANDO_PUBLIC_HOSTS"), "none", "Further host names that the daemon answers for, with commas between."),
     setting(SettingKey::Dns, ("dns", "PANDO_DNS"), "the name servers of `/etc/resolv.conf`", "Where the names are asked that sandboxes look up: addresses, each with an optional port, with commas between."),
+    setting(SettingKey::PublicUrl, ("public_url", "PANDO_PUBLIC_URL"), "none", "Where ports of sandboxes are reached from other machines, such as `https://*.sandboxes.example.com`: the star stands for port and id, and a reverse proxy sends all such names here."),
+    setting(SettingKey::PortBind, ("port_bind", "PANDO_PORT_BIND"), "`127.0.0.1`", "The address that TCP ports of sandboxes (`pando port ID PORT`) are bound to."),
+    setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
+    setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
@@ -310,7 +318,11 @@ fn default_of(
             .display()
             .to_string(),
         SettingKey::Listen => DEFAULT_LISTEN.to_owned(),
-        SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites => "auto".to_owned(),
+        SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites | SettingKey::PortAccess => {
+            "auto".to_owned()
+        }
+        SettingKey::PortBind => "127.0.0.1".to_owned(),
+        SettingKey::PortRange => "20000-29999".to_owned(),
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
         SettingKey::Log => "info".to_owned(),
         SettingKey::MaterializedMib => "4096".to_owned(),
@@ -319,6 +331,7 @@ fn default_of(
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
         | SettingKey::Dns
+        | SettingKey::PublicUrl
         | SettingKey::ReserveMib
         | SettingKey::DebianMirror => String::new(),
     })

@@ -9,6 +9,7 @@ mod exec;
 mod file;
 mod network;
 pub mod openapi;
+mod port;
 pub mod route;
 mod sandbox;
 mod server;
@@ -19,6 +20,7 @@ pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
 pub use network::{ChangeRequest, Connection, Egress, Network, NetworkTotals, Refusal};
+pub use port::{OpenPortRequest, Port, PortList};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
 pub use server::{
     BakeRequest, ConsoleLog, Event, EventList, Pool, PoolSlots, Size, Status, Template,

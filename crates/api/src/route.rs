@@ -8,8 +8,9 @@ use crate::openapi::SchemaOf;
 use crate::{
     BakeRequest, ChangeRequest, ConsoleLog, CreateSandboxRequest, DiskUsage, EventList,
     ExecRequest, ExecResponse, FileInfo, FileList, ForkRequest, Forked, MakeDirRequest,
-    MoveRequest, Network, ProcessList, RollbackRequest, RolledBack, Sandbox, SandboxList, Snapshot,
-    SnapshotList, Status, TakeSnapshotRequest, Template, TemplateList, Tree, WarmRequest, stream,
+    MoveRequest, Network, OpenPortRequest, Port, PortList, ProcessList, RollbackRequest,
+    RolledBack, Sandbox, SandboxList, Snapshot, SnapshotList, Status, TakeSnapshotRequest,
+    Template, TemplateList, Tree, WarmRequest, stream,
 };
 
 /// What a caller can ask for.
@@ -42,6 +43,9 @@ pub enum Operation {
     ListFiles,
     MakeDir,
     MoveFile,
+    ListPorts,
+    OpenPort,
+    ClosePort,
     ListSnapshots,
     GetSnapshot,
     RemoveSnapshot,
@@ -269,6 +273,9 @@ pub const ROUTES: &[Route] = {
         row(O::ListFiles, (Get, "/v1/sandboxes/{id}/files/list"), &[PATH, USER, DEPTH], Empty, gives::<FileList>(200), "List a directory."),
         row(O::MakeDir, (Post, "/v1/sandboxes/{id}/files/mkdir"), &[], takes::<MakeDirRequest>(), gives::<FileInfo>(201), "Make a directory and its missing parents."),
         row(O::MoveFile, (Post, "/v1/sandboxes/{id}/files/move"), &[], takes::<MoveRequest>(), gives::<FileInfo>(200), "Move or rename a file or a directory."),
+        row(O::ListPorts, (Get, "/v1/sandboxes/{ref}/ports"), &[], Empty, gives::<PortList>(200), "What listens inside, and what else was said of its ports."),
+        row(O::OpenPort, (Post, "/v1/sandboxes/{ref}/ports"), &[], takes::<OpenPortRequest>(), gives::<Port>(200), "Let a port of the host lead to one of the sandbox's, or say who may use it."),
+        row(O::ClosePort, (Delete, "/v1/sandboxes/{ref}/ports/{port}"), &[], Empty, NoContent, "Take back what was said of a port."),
         row(O::ListSnapshots, (Get, "/v1/snapshots"), &[LABEL], Empty, gives::<SnapshotList>(200), "List your snapshots."),
         row(O::GetSnapshot, (Get, "/v1/snapshots/{ref}"), &[], Empty, gives::<Snapshot>(200), "Describe a snapshot."),
         row(O::RemoveSnapshot, (Delete, "/v1/snapshots/{ref}"), &[], Empty, NoContent, "Remove a snapshot; what came from it is kept."),

@@ -76,6 +76,8 @@ pub struct Sandbox {
     pub labels: BTreeMap<String, String>,
     /// What it may reach.
     pub egress: Egress,
+    /// Where its ports are reached by HTTP; `{port}` stands for the port's number.
+    pub url_template: String,
     /// When it was made: RFC 3339, UTC.
     pub created_at: String,
     /// When it last began to run: RFC 3339, UTC.

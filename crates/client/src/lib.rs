@@ -8,6 +8,7 @@ mod client;
 mod error;
 mod exec_stream;
 mod network;
+mod ports;
 mod snapshots;
 mod transport;
 

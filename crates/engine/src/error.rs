@@ -19,6 +19,12 @@ pub enum EngineError {
     /// No such process in the sandbox.
     #[error("process `{0}` not found")]
     ProcessNotFound(String),
+    /// Nothing was said of this port.
+    #[error("port {0} is as every other")]
+    PortNotFound(u16),
+    /// No port of the host can be given out; the text says why.
+    #[error("{0}")]
+    NoFreePort(String),
     /// The name is in use.
     #[error("a sandbox named `{0}` already exists")]
     NameTaken(String),
@@ -156,6 +162,8 @@ impl EngineError {
             Self::Ambiguous(_) => "ambiguous_id",
             Self::TemplateNotFound(_) => "template_not_found",
             Self::ProcessNotFound(_) => "process_not_found",
+            Self::PortNotFound(_) => "port_not_found",
+            Self::NoFreePort(_) => "no_free_port",
             Self::NameTaken(_) => "name_taken",
             Self::SnapshotNotFound(_) => "snapshot_not_found",
             Self::SnapshotNameTaken(_) => "snapshot_name_taken",
@@ -183,6 +191,10 @@ impl EngineError {
                 "`pando template ls` lists the templates; `make quickstart` makes `base`"
             }
             Self::ProcessNotFound(_) => "the oldest ended processes are forgotten first",
+            Self::PortNotFound(_) => "`pando port ID` lists the sandbox's ports",
+            Self::NoFreePort(_) => {
+                "give some up (`pando port ID PORT --rm`), or widen `port_range` in the configuration"
+            }
             Self::NameTaken(_) => "choose another name, or remove the sandbox that has it",
             Self::SnapshotNotFound(_) => "`pando snapshot ls` lists the snapshots you can see",
             Self::SnapshotNameTaken(_) => "choose another name, or remove the snapshot that has it",

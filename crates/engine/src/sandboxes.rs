@@ -196,6 +196,11 @@ impl Sandboxes {
         self.lock().values().cloned().collect()
     }
 
+    /// The sandbox with this id, whoever's it is.
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+        self.lock().get(id.as_str()).cloned()
+    }
+
     /// The snapshots that hold paused sandboxes.
     pub(crate) fn paused_in(&self) -> BTreeSet<String> {
         let entries = self.lock();

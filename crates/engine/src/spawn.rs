@@ -467,6 +467,7 @@ impl Engine {
         })
         .await?;
         self.inner.sandboxes.remove(&entry.id);
+        self.inner.ports.forget(&entry.id);
         Ok(())
     }
 

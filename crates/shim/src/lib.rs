@@ -12,6 +12,8 @@ pub mod host;
 mod machine;
 mod network;
 mod passthrough;
+mod port_client;
+mod ports;
 mod processes;
 mod replay;
 mod restore;

@@ -4,6 +4,7 @@ use crate::chain::Chain;
 use crate::error_chain::error_chain;
 use crate::failure;
 use crate::network;
+use crate::ports::Ports;
 use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
@@ -52,6 +53,7 @@ pub(crate) struct Running {
     pub(crate) channel: Channel,
     pub(crate) processes: Arc<Processes<Connection>>,
     pub(crate) guest: GuestClient<Connection>,
+    pub(crate) ports: Ports,
     pub(crate) warnings: Vec<String>,
     pub(crate) timing_ms: HashMap<String, f64>,
     /// See `ReadyResponse`.
@@ -197,6 +199,7 @@ impl Machine {
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
+        let ports = Ports::new(channel.data().clone());
         let timer_error_ppm = match begin {
             Begin::Spawn { .. } => 0,
             _ => unless_ended(&qemu, self.timer_error_ppm(&guest)).await?,
@@ -206,6 +209,7 @@ impl Machine {
             channel,
             processes: Arc::new(processes),
             guest,
+            ports,
             warnings: resumed.warnings,
             timing_ms: steps.done,
             timer_error_ppm,

@@ -15,12 +15,12 @@ use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
     self, AttachRequest, AttachResponse, BakeRequest, BakeResponse, ClaimRequest, ConsoleRequest,
-    ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
-    ListProcessesResponse, NetworkRequest, NetworkResponse, PingRequest, PingResponse,
-    ReadyRequest, ReadyResponse, ReleaseRequest, ReleaseResponse, SetNetworkRequest,
-    SetNetworkResponse, SnapshotRequest, SnapshotResponse, StartProcessRequest,
-    StartProcessResponse, State, StopRequest, StopResponse, WatchRefusalsRequest,
-    WatchRefusalsResponse, WatchRequest, WatchResponse, attach_response,
+    ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListPortsRequest,
+    ListPortsResponse, ListProcessesRequest, ListProcessesResponse, NetworkRequest,
+    NetworkResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest,
+    ReleaseResponse, SetNetworkRequest, SetNetworkResponse, SnapshotRequest, SnapshotResponse,
+    StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
+    WatchRefusalsRequest, WatchRefusalsResponse, WatchRequest, WatchResponse, attach_response,
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -31,6 +31,9 @@ const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
 /// A broken channel is seen before the VMM's end, which says why; it follows at once.
 const CAUSE_WAIT: Duration = Duration::from_secs(1);
+
+/// Ports in one answer, whatever the guest says.
+const MAX_PORTS: usize = 1024;
 
 /// The service over one machine.
 pub(crate) struct Service {
@@ -318,6 +321,29 @@ impl shim::Shim for Service {
         let processes = processes.iter().map(process_info).collect();
         Response::ok(ListProcessesResponse {
             processes,
+            ..Default::default()
+        })
+    }
+
+    async fn list_ports(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, ListPortsRequest>,
+    ) -> ServiceResult<ListPortsResponse> {
+        let request = pando_wire::guest::ListPortsRequest::default();
+        let listed = self
+            .or_gone(self.running()?.guest.list_ports(request))
+            .await?;
+        let ports = listed.into_owned().ports.into_iter().take(MAX_PORTS);
+        let ports = ports.map(|port| shim::ListeningPort {
+            port: port.port,
+            address: port.address,
+            pid: port.pid,
+            process: port.process,
+            ..Default::default()
+        });
+        Response::ok(ListPortsResponse {
+            ports: ports.collect(),
             ..Default::default()
         })
     }

@@ -253,7 +253,7 @@ impl Index {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Connection> {
         // A panic while the lock was held left no half transaction: SQLite rolled it back.
         self.connection
             .lock()
@@ -508,6 +508,7 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         transaction.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
+        transaction.execute("DELETE FROM ports WHERE sandbox = ?1", [id])?;
         insert_event(&transaction, event)?;
         Ok(transaction.commit()?)
     }
@@ -656,7 +657,10 @@ fn template_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<TemplateRow> {
     })
 }
 
-fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), IndexError> {
+pub(crate) fn insert_event(
+    connection: &Connection,
+    event: &NewEvent<'_>,
+) -> Result<(), IndexError> {
     connection
         .prepare_cached(
             "INSERT INTO events (at_ms, tenant, kind, subject, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -740,10 +744,10 @@ fn time(millis: i64) -> SystemTime {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const EVENT: NewEvent<'static> = NewEvent {
+    pub(crate) const EVENT: NewEvent<'static> = NewEvent {
         tenant: "default",
         kind: "sandbox.created",
         subject: "s",
@@ -752,7 +756,7 @@ mod tests {
 
     const EGRESS: &str = r#"{"default":"deny","rules":[]}"#;
 
-    fn row(id: &str, name: Option<&str>) -> SandboxRow {
+    pub(crate) fn row(id: &str, name: Option<&str>) -> SandboxRow {
         SandboxRow {
             id: id.into(),
             tenant: "default".into(),
@@ -842,7 +846,7 @@ mod tests {
         assert_eq!((version, kept), (1, 1));
     }
 
-    fn fresh() -> (tempfile::TempDir, Index) {
+    pub(crate) fn fresh() -> (tempfile::TempDir, Index) {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::open(&dir.path().join("pando.db")).unwrap();
         (dir, index)

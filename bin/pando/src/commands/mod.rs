@@ -10,6 +10,7 @@ mod events;
 mod exec;
 mod logs;
 mod net;
+mod port;
 mod run;
 mod sandboxes;
 mod serve;
@@ -49,6 +50,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Snapshot(flags) => ask(&global, |client| snapshots::snapshot(client, flags)),
         Command::Fork(flags) => ask(&global, |client| snapshots::fork(client, flags)),
         Command::Rollback(flags) => ask(&global, |client| snapshots::rollback(client, flags)),
+        Command::Port(flags) => ask(&global, |client| port::port(client, flags)),
         Command::Tree(flags) => ask(&global, |client| tree::tree(client, flags)),
         Command::Net(flags) => ask(&global, |client| net::net(client, flags)),
         Command::Df(flags) => ask(&global, |client| df::df(client, flags)),
