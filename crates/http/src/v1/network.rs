@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use pando_api as api;
 use pando_engine::request::Caller;
+use std::sync::Arc;
 
 /// Changes a sandbox.
 pub(super) async fn change(
@@ -17,13 +18,14 @@ pub(super) async fn change(
     JsonBody(request): JsonBody<api::ChangeRequest>,
 ) -> Result<Json<api::Sandbox>, ApiError> {
     let egress = request.egress.map(convert::network::egress).transpose()?;
+    let urls = Arc::clone(&api.urls);
     let changed = to_the_end(async move {
         match egress {
             Some(policy) => api.engine.set_egress(&caller, &sandbox, policy).await,
             None => api.engine.get(&caller, &sandbox).await,
         }
     });
-    Ok(Json(convert::sandbox(changed.await?)))
+    Ok(Json(convert::sandbox(&urls, changed.await?)))
 }
 
 /// Changes a template.
