@@ -170,7 +170,6 @@ impl Machine {
             network::apply(&gateway, &claim.network)?;
             identity = claim.identity;
         }
-        self.restore_network(&gateway)?;
         if let Begin::Spawn { .. } = begin {
             if pages > 0 {
                 self.write_pages(&qemu, pages).await?;
@@ -196,6 +195,7 @@ impl Machine {
             (channel, resumed) = unless_ended(&qemu, again).await?;
         }
         steps.mark("answered");
+        self.restore_network(&gateway)?;
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
@@ -288,6 +288,7 @@ impl Machine {
             resolvers: network
                 .map(|network| network.resolvers.clone())
                 .unwrap_or_default(),
+            names: Vec::new(),
             limits: GatewayLimits::default(),
         };
         let (gateway, handle) = Gateway::new(config).map_err(StartError::Socket)?;

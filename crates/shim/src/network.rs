@@ -56,7 +56,7 @@ pub(crate) fn apply(gateway: &GatewayHandle, network: &Network) -> Result<(), Eg
 }
 
 impl Machine {
-    /// Gives the gateway what a snapshot's knew. Before the VM runs.
+    /// Gives the gateway what a snapshot's knew. Once the guest answers: it is asked, too.
     pub(crate) fn restore_network(&self, gateway: &GatewayHandle) -> Result<(), StartError> {
         let path = self.slot().join(spec::NETWORK);
         match read_bounded(&path) {

@@ -100,7 +100,7 @@ pub(crate) async fn take(
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
     steps.mark("frozen");
     reached("shim.frozen", running);
-    let known = machine.gateway()?.names();
+    let known = machine.gateway()?.save();
     let saved = prepared
         .save(running, &mut chain, request, &mut steps)
         .await;

@@ -8,6 +8,7 @@
 //! | [`jail`] | landlock rulesets and seccomp filters |
 //! | [`memory`] | which pages of a VM are its own, which were written, and their contents |
 //! | [`mod@file`] | reflinks, sparse copies, holes, durable folders |
+//! | [`allocator`] | giving large buffers back to the kernel |
 //! | [`host`] | memory and disk that are left |
 //! | [`guest`] | what the agent does inside the VM |
 //! | [`socket`] | who is at the other end |
@@ -16,6 +17,7 @@
 //! | [`readiness`] | waiting for descriptors that are no sockets |
 #![allow(unsafe_code)]
 
+pub mod allocator;
 pub mod clock;
 pub mod file;
 pub mod guest;
