@@ -263,31 +263,18 @@ fn wire(host: &Machine, internet: &Machine, watched: &Machine) {
     host.set("net/ipv4/ping_group_range", "0 2147483647");
     host.join("world", internet, "up");
     host.join("office", watched, "door");
-    internet.ip("addr add 198.51.100.1/24 dev up
-         addr add 2001:db8::1/64 dev up nodad");
-    for address in web::addresses(&web::SITES)
+    let addresses = web::addresses(&web::SITES)
         .into_iter()
         .chain(names::ADDRESSES)
         .chain(ECHO_ADDRESSES)
         .chain(tools::ADDRESSES)
-    {
-        // Neighbours are told of IPv6 addresses of the wire's own end alone.
-        internet.ip(&format!("addr add {address} dev up"));
-    }
-    watched.ip("addr add 10.9.0.1/24 dev door
-         addr add fd00:9::1/64 dev door nodad");
-    watched.ip(&format!("addr add {} dev lo", watch::FENCE));
-    for address in web::addresses(&web::WATCHED_SITES) {
-        watched.ip(&format!("addr add {address} dev lo"));
-    }
-    for (address, _) in FORBIDDEN {
-        let device = if address.starts_with("fe80") {
-            "door"
-        } else {
-            "lo"
-        };
-        watched.ip(&format!("addr add {address} dev {device}"));
-    }
+        .chain(["198.51.100.1/24", "2001:db8::1/64"]);
+    internet.ip(&addresses_of("up", addresses));
+    let addresses = web::addresses(&web::WATCHED_SITES)
+        .into_iter()
+        .chain(FORBIDDEN.map(|(address, _)| address))
+        .chain([watch::FENCE, "10.9.0.1/24", "fd00:9::1/64"]);
+    watched.ip(&addresses_of("door", addresses));
     host.ip("addr add 198.51.100.2/24 dev world
          addr add 2001:db8::2/64 dev world nodad
          addr add 10.9.0.2/24 dev office
@@ -307,4 +294,11 @@ fn wire(host: &Machine, internet: &Machine, watched: &Machine) {
          route add fc00::/7 via fd00:9::1
          route add 64:ff9b::/96 via fd00:9::1
          route add 2002::/16 via fd00:9::1");
+}
+
+/// Not the loopback device's, whose IPv6 addresses neighbours are not told of.
+fn addresses_of<'a>(device: &str, addresses: impl Iterator<Item = &'a str>) -> String {
+    addresses
+        .map(|address| format!("addr add {address} dev {device}\n"))
+        .collect()
 }

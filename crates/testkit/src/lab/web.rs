@@ -4,11 +4,13 @@ use super::echo::WEBSOCKET;
 use super::machine::Machine;
 use super::process::Server;
 use super::tls::Authority;
+use super::tools::run;
 use super::{socket, write};
 use crate::world::tail;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -93,6 +95,12 @@ impl Web {
         let mut requests = self.requests();
         requests.retain(|request| request.host == host || request.sni.as_deref() == Some(host));
         requests
+    }
+
+    /// SHA-256 of the file at `/bulk`, in hexadecimal.
+    pub fn bulk_sha256(&self) -> String {
+        let said = run(Command::new("sha256sum").arg(self.dir.join("www/bulk")));
+        said.split(' ').next().unwrap_or_default().to_owned()
     }
 
     /// Each nginx has one process, which logs in the order in which it answers.
