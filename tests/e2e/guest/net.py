@@ -119,33 +119,23 @@ def dns(server, transport, wanted, kind):
 def requests(address, port, hosts, pipelined):
     """HTTP requests to these hosts on one connection, and how far it came."""
     texts = [f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode() for host in hosts]
-    replies = []
+    data, ended = b"", None
     with opened(address, port) as end:
         try:
             if pipelined:
                 end.sendall(b"".join(texts))
-            data = b""
-            for text in texts:
+            for count, text in enumerate(texts, 1):
                 if not pipelined:
                     end.sendall(text)
-                while b"hello from" not in data or not data.endswith(b"\n"):
+                while data.count(b"hello from") < count or not data.endswith(b"\n"):
                     piece = end.recv(65536)
                     if not piece:
                         raise ConnectionResetError(errno.ECONNRESET, "it ended")
                     data += piece
-                    if pipelined and data.count(b"hello from") == len(texts):
-                        break
-                if pipelined:
-                    continue
-                replies.append(data[data.index(b"hello from") :].decode().strip())
-                data = b""
         except OSError as error:
-            if pipelined:
-                replies = [line.decode() for line in data.split(b"\n") if line.startswith(b"hello from")]
-            return {"replies": replies, "ended": errno.errorcode.get(error.errno, str(error))}
-        if pipelined:
-            replies = [line.decode() for line in data.split(b"\n") if line.startswith(b"hello from")]
-    return {"replies": replies, "ended": None}
+            ended = error_name(error)
+    lines = data.decode().splitlines()
+    return {"replies": [line for line in lines if line.startswith("hello from")], "ended": ended}
 
 
 def checksum(data):
