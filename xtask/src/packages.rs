@@ -7,6 +7,7 @@
 use crate::steps::Steps;
 use anyhow::{Context as _, Result, bail};
 use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -18,6 +19,12 @@ pub(crate) const BACKPORTS_FILE: &str = "/etc/apt/sources.list.d/pando-backports
 
 /// What was installed here, for `uninstall` to name.
 pub(crate) const INSTALLED_FILE: &str = "target/installed-packages";
+
+/// What keeps services from being started while packages are installed.
+const POLICY_FILE: &str = "/usr/sbin/policy-rc.d";
+
+/// Packages that come with a service, which tests have no use for, and the service's name.
+const SERVICES: [(&str, &str); 2] = [("nginx", "nginx"), ("openssh-server", "ssh")];
 
 /// What the machine is to be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +43,10 @@ struct Plan {
     suite: Option<String>,
     /// What that suite's source is to be, if apt has none yet.
     new_source: Option<String>,
+    /// Services that come with the packages and are to stay off.
+    services: Vec<&'static str>,
+    /// Nothing on this machine keeps them from being started when they are installed.
+    services_would_start: bool,
 }
 
 /// Installs what is missing. Asks first unless `yes`; without the right or a
@@ -113,22 +124,48 @@ fn plan(purpose: Purpose) -> Plan {
         for runtime in ["crun", "runc", "runsc"] {
             need(runtime, finds(runtime));
         }
+        for (package, program) in LAB {
+            need(
+                package,
+                finds(program) || Path::new("/usr/sbin").join(program).exists(),
+            );
+        }
     }
     packages.sort_unstable();
     packages.dedup();
-    if !packages.iter().any(|package| NEWER.contains(package)) {
-        return Plan {
-            packages,
-            ..Plan::default()
-        };
-    }
-    let (suite, new_source) = backports(&release_codename());
+    let newer = packages.iter().any(|package| NEWER.contains(package));
+    let (suite, new_source) = match newer {
+        true => backports(&release_codename()),
+        false => (None, None),
+    };
+    let services: Vec<&str> = SERVICES
+        .iter()
+        .filter(|(package, _)| packages.contains(package))
+        .map(|(_, service)| *service)
+        .collect();
     Plan {
         packages,
         suite,
         new_source,
+        services_would_start: !services.is_empty() && !Path::new(POLICY_FILE).exists(),
+        services,
     }
 }
+
+/// What the tests' internet is made of: servers, and clients that come there from the host
+/// or are taken into guests.
+const LAB: [(&str, &str); 10] = [
+    ("curl", "curl"),
+    ("dnsmasq-base", "dnsmasq"),
+    ("git", "git"),
+    ("iperf3", "iperf3"),
+    ("iproute2", "ip"),
+    ("nginx", "nginx"),
+    ("nodejs", "node"),
+    ("openssh-client", "ssh"),
+    ("openssh-server", "sshd"),
+    ("openssl", "openssl"),
+];
 
 /// What Debian 12 has in too old a version: QEMU 7.2, and a runsc of 2022.
 const NEWER: [&str; 2] = ["qemu-system-x86", "runsc"];
@@ -167,7 +204,17 @@ impl Plan {
             commands.push(format!("printf '{text}\\n' > {BACKPORTS_FILE}"));
         }
         commands.push("apt-get update".into());
+        if self.services_would_start {
+            commands.push(format!("printf '#!/bin/sh\\nexit 101\\n' > {POLICY_FILE}"));
+            commands.push(format!("chmod 755 {POLICY_FILE}"));
+        }
         commands.push(format!("apt-get {}", self.install_arguments().join(" ")));
+        if self.services_would_start {
+            commands.push(format!("rm {POLICY_FILE}"));
+        }
+        if !self.services.is_empty() {
+            commands.push(format!("systemctl disable {}", self.services.join(" ")));
+        }
         commands
     }
 
@@ -199,7 +246,39 @@ impl Plan {
             apt
         };
         steps.run(apt().arg("update"))?;
-        steps.run(apt().args(self.install_arguments()))
+        let policy = self.services_would_start.then(Policy::set).transpose()?;
+        let installed = steps.run(apt().args(self.install_arguments()));
+        drop(policy);
+        installed?;
+        if !self.services.is_empty() && finds("systemctl") {
+            steps.run(
+                Command::new("systemctl")
+                    .arg("disable")
+                    .args(&self.services),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// No service is started while this is there.
+struct Policy;
+
+impl Policy {
+    fn set() -> Result<Self> {
+        let cannot = || format!("cannot write `{POLICY_FILE}`");
+        std::fs::write(POLICY_FILE, "#!/bin/sh\nexit 101\n").with_context(cannot)?;
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(POLICY_FILE, mode).with_context(cannot)?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Policy {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(POLICY_FILE) {
+            eprintln!("cannot remove `{POLICY_FILE}`, which keeps services from starting: {error}");
+        }
     }
 }
 
@@ -276,6 +355,7 @@ mod tests {
             packages: vec!["mmdebstrap", "qemu-system-x86"],
             suite: Some("bookworm-backports".into()),
             new_source: Some("# note\nTypes: deb\nURIs: http://m/debian\n".into()),
+            ..Plan::default()
         };
         assert_eq!(
             plan.commands(),
@@ -285,6 +365,27 @@ mod tests {
                 "apt-get install --yes --no-install-recommends --target-release=bookworm-backports \
                  mmdebstrap qemu-system-x86 qemu-utils"
                     .into(),
+            ]
+        );
+    }
+
+    #[test]
+    fn servers_for_tests_are_neither_started_nor_enabled() {
+        let plan = Plan {
+            packages: vec!["nginx"],
+            services: vec!["nginx"],
+            services_would_start: true,
+            ..Plan::default()
+        };
+        assert_eq!(
+            plan.commands(),
+            [
+                "apt-get update",
+                "printf '#!/bin/sh\\nexit 101\\n' > /usr/sbin/policy-rc.d",
+                "chmod 755 /usr/sbin/policy-rc.d",
+                "apt-get install --yes --no-install-recommends nginx",
+                "rm /usr/sbin/policy-rc.d",
+                "systemctl disable nginx",
             ]
         );
     }

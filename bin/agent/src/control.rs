@@ -10,12 +10,13 @@ use connectrpc::{
 };
 use pando_wire::channel::{PortControl, PortHandler};
 use pando_wire::guest::{
-    self as wire, Frozen, InfoResponse, PingResponse, Resume, Resumed, ShutdownResponse,
-    SyncResponse,
+    self as wire, Frozen, InfoResponse, ListPortsResponse, PingResponse, Resume, Resumed,
+    ShutdownResponse, SyncResponse,
 };
 
 use crate::log::log;
 use crate::metrics;
+use crate::ports;
 use crate::resume;
 use crate::sandbox::Sandbox;
 use crate::shutdown;
@@ -59,7 +60,11 @@ impl PortHandler for ControlHandler {
         frozen.encode_to_vec()
     }
 
-    async fn thaw(&mut self, sequence: u64) {
+    async fn thaw(&mut self, sequence: u64, wall_clock_ns: u64) {
+        // Before the processes: none of them sees the time that it did not have.
+        if let Err(error) = resume::set_clock(wall_clock_ns) {
+            log!("{error:#}");
+        }
         if let Err(error) = self.sandbox.cgroup.thaw() {
             log!("cannot thaw the user's processes: {error}");
         }
@@ -79,7 +84,7 @@ impl PortHandler for DataHandler {
         Vec::new()
     }
 
-    async fn thaw(&mut self, _sequence: u64) {}
+    async fn thaw(&mut self, _sequence: u64, _wall_clock_ns: u64) {}
 }
 
 /// `pando.guest.v1.Guest`, on the `ctl` port only.
@@ -133,6 +138,19 @@ impl wire::Guest for GuestService {
         let synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
         synced.map_err(|_| ConnectError::internal("the sync's thread died"))?;
         Response::ok(SyncResponse::default())
+    }
+
+    async fn list_ports<'a>(
+        &'a self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, wire::ListPortsRequest>,
+    ) -> ServiceResult<impl Encodable<ListPortsResponse> + Send + use<'a>> {
+        // It reads many small files; other streams must not wait for them.
+        let ports = tokio::task::spawn_blocking(ports::listening).await;
+        Response::ok(ListPortsResponse {
+            ports: ports.map_err(|_| ConnectError::internal("the search's thread died"))?,
+            ..Default::default()
+        })
     }
 
     async fn shutdown<'a>(

@@ -19,6 +19,7 @@ mod log;
 mod metrics;
 mod notify;
 mod paths;
+mod ports;
 mod process;
 mod reply;
 mod resume;

@@ -138,7 +138,8 @@ fn reseed(entropy: &[u8]) -> Result<()> {
     pando_sys::guest::entropy::reseed(entropy).context("cannot reseed the kernel")
 }
 
-fn set_clock(wall_clock_ns: u64) -> Result<()> {
+/// Sets the wall clock; 0 leaves it.
+pub(crate) fn set_clock(wall_clock_ns: u64) -> Result<()> {
     if wall_clock_ns == 0 {
         return Ok(());
     }

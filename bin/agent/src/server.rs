@@ -6,7 +6,8 @@
 //! | `process.Process`, `filesystem.Filesystem` | yes | with the token |
 //! | `GET`, `POST /files` | no | with the token or a signature |
 //! | `GET /health` | no | yes |
-//! | `GET /metrics`, `GET /envs`, `CONNECT` | no | with the token |
+//! | `GET /metrics`, `GET /envs` | no | with the token |
+//! | `http://tunnel/PORT` | no | the host's shim alone |
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -96,11 +97,11 @@ impl Inner {
         match self.kind {
             PortKind::Control => self.call(request).await,
             PortKind::Data => {
-                let tunnel = request.method() == Method::CONNECT;
-                let mut reply = self.answer_data(request).await;
-                if !tunnel {
-                    allow_any_origin(&mut reply);
+                if request.uri().host() == Some(pando_wire::tunnel::AUTHORITY) {
+                    return tunnel::open(request).await;
                 }
+                let mut reply = self.answer_data(request).await;
+                allow_any_origin(&mut reply);
                 reply
             }
         }
@@ -121,7 +122,6 @@ impl Inner {
             return refusal;
         }
         match (&route.0, route.1.as_str()) {
-            (&Method::CONNECT, _) => tunnel::connect(request).await,
             (&Method::GET, "/metrics") => {
                 reply::json(StatusCode::OK, &metrics::document(&self.sandbox))
             }

@@ -1,7 +1,9 @@
 //! The command line: what can be typed. `docs/cli.md` is generated from it.
 
+mod port;
 mod snapshots;
 
+pub(crate) use port::Port;
 pub(crate) use snapshots::{
     Fork, ManySnapshots, Rollback, Snapshot, SnapshotCommand, SnapshotList, SnapshotShow,
     TakeSnapshot,
@@ -130,8 +132,15 @@ pub(crate) enum Command {
     /// What it has done since is lost, unless it is kept with --save. The snapshot must be of the sandbox's own size and
     /// template.
     Rollback(Rollback),
+    /// List a sandbox's ports, or let a TCP port of this machine lead to one
+    ///
+    /// Every port is reached by HTTP at the address that the list shows. `pando port ID PORT` prints ADDRESS:PORT of
+    /// a TCP port that leads to it; it stays the same until it is taken back with --rm or the sandbox is removed.
+    Port(Port),
     /// Draw snapshots and sandboxes below what they came from
     Tree(Json),
+    /// Show what a sandbox may reach, is connected with and was refused; or change what it may reach
+    Net(Net),
     /// Show where disk space has gone
     Df(Json),
     /// Show what the daemon is doing
@@ -216,6 +225,35 @@ pub(crate) struct SandboxFlags {
     /// saved machine, `boot` boots a kernel that shares no secret with other sandboxes [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "snapshot", "boot"])]
     pub(crate) start: Option<String>,
+    #[command(flatten)]
+    pub(crate) egress: EgressFlags,
+}
+
+/// What a sandbox may reach.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EgressFlags {
+    /// What happens to what --allow and --deny do not name [default: allow]
+    #[arg(long, value_name = "allow|deny", value_parser = ["allow", "deny"], hide_possible_values = true)]
+    pub(crate) egress: Option<String>,
+    /// Let through: `github.com`, `*.example.org`, `1.2.3.4`, `10.1.0.0/16`, each with an optional `:PORT` and
+    /// `/tcp`, `/udp` or `/icmp`; repeat for more
+    #[arg(long, value_name = "ENTRY")]
+    pub(crate) allow: Vec<String>,
+    /// Refuse, before anything is allowed; repeat for more
+    #[arg(long, value_name = "ENTRY")]
+    pub(crate) deny: Vec<String>,
+}
+
+/// A sandbox's network.
+#[derive(Debug, Args)]
+pub(crate) struct Net {
+    /// Id, a prefix of it, or name
+    pub(crate) id: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) egress: EgressFlags,
 }
 
 /// `pando run`.
@@ -380,8 +418,19 @@ pub(crate) enum TemplateCommand {
     Warm(Warm),
     /// Make a template
     Bake(Bake),
+    /// Show what a template's sandboxes may reach unless they say it themselves; or change it
+    Net(TemplateNet),
     /// Remove templates; sandboxes made from them are kept
     Rm(ManyTemplates),
+}
+
+/// `pando template net`.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateNet {
+    /// The template
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) egress: EgressFlags,
 }
 
 /// `pando template rm`.
@@ -441,6 +490,18 @@ pub(crate) struct Serve {
     /// Address to listen on [default: 127.0.0.1:7000]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
+    /// Where ports of sandboxes are reached from other machines: https://*.sandboxes.example.com
+    #[arg(long, value_name = "URL")]
+    pub(crate) public_url: Option<String>,
+    /// Address that TCP ports of sandboxes are bound to [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) port_bind: Option<String>,
+    /// TCP ports that are given to sandboxes [default: 20000-29999]
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub(crate) port_range: Option<String>,
+    /// Who may use ports by HTTP: auto, public or token [default: auto]
+    #[arg(long, value_name = "WHO", value_parser = ["auto", "public", "token"], hide_possible_values = true)]
+    pub(crate) port_access: Option<String>,
     /// How guests are run: auto, kvm or tcg [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "kvm", "tcg"], hide_possible_values = true)]
     pub(crate) accel: Option<String>,
@@ -460,6 +521,10 @@ impl Serve {
     pub(crate) fn settings(&self) -> Vec<(SettingKey, Option<String>)> {
         vec![
             (SettingKey::Listen, self.listen.clone()),
+            (SettingKey::PublicUrl, self.public_url.clone()),
+            (SettingKey::PortBind, self.port_bind.clone()),
+            (SettingKey::PortRange, self.port_range.clone()),
+            (SettingKey::PortAccess, self.port_access.clone()),
             (SettingKey::Accel, self.accel.clone()),
             (SettingKey::Warm, self.warm.clone()),
         ]

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// A setting.
@@ -22,6 +23,11 @@ pub(crate) enum SettingKey {
     ApiKey,
     Listen,
     PublicHosts,
+    Dns,
+    PublicUrl,
+    PortBind,
+    PortRange,
+    PortAccess,
     Accel,
     Qemu,
     DebianMirror,
@@ -73,6 +79,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::ApiKey, ("api_key", "PANDO_API_KEY"), "the line in `admin.key` in the state directory", "The key that commands send."),
     setting(SettingKey::Listen, ("listen", "PANDO_LISTEN"), "`127.0.0.1:7000`", "The address that the daemon listens on."),
     setting(SettingKey::PublicHosts, ("public_hosts", "PANDO_PUBLIC_HOSTS"), "none", "Further host names that the daemon answers for, with commas between."),
+    setting(SettingKey::Dns, ("dns", "PANDO_DNS"), "the name servers of `/etc/resolv.conf`", "Where the names are asked that sandboxes look up: addresses, each with an optional port, with commas between."),
+    setting(SettingKey::PublicUrl, ("public_url", "PANDO_PUBLIC_URL"), "none", "Where ports of sandboxes are reached from other machines, such as `https://*.sandboxes.example.com`: the star stands for port and id, and a reverse proxy sends all such names here."),
+    setting(SettingKey::PortBind, ("port_bind", "PANDO_PORT_BIND"), "`127.0.0.1`", "The address that TCP ports of sandboxes (`pando port ID PORT`) are bound to."),
+    setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
+    setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
@@ -217,6 +228,21 @@ impl Config {
             .collect()
     }
 
+    /// Name servers, empty for the host's.
+    ///
+    /// # Errors
+    /// One is no address.
+    pub(crate) fn dns(&self) -> anyhow::Result<Vec<SocketAddr>> {
+        let servers = self.get(SettingKey::Dns).split(',').map(str::trim);
+        let servers = servers.filter(|server| !server.is_empty());
+        let read = servers.map(|server| {
+            let address = server.parse::<IpAddr>().map(|address| (address, 53).into());
+            let server_address = address.or_else(|_| server.parse());
+            server_address.with_context(|| format!("`dns`: `{server}` is not an address"))
+        });
+        read.collect()
+    }
+
     /// Every path that a person may ask for, with what it is.
     pub(crate) fn paths(&self) -> Vec<(&'static str, PathBuf)> {
         let state = self.path(SettingKey::StateDir);
@@ -292,7 +318,11 @@ fn default_of(
             .display()
             .to_string(),
         SettingKey::Listen => DEFAULT_LISTEN.to_owned(),
-        SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites => "auto".to_owned(),
+        SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites | SettingKey::PortAccess => {
+            "auto".to_owned()
+        }
+        SettingKey::PortBind => "127.0.0.1".to_owned(),
+        SettingKey::PortRange => "20000-29999".to_owned(),
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
         SettingKey::Log => "info".to_owned(),
         SettingKey::MaterializedMib => "4096".to_owned(),
@@ -300,6 +330,8 @@ fn default_of(
         SettingKey::Url
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
+        | SettingKey::Dns
+        | SettingKey::PublicUrl
         | SettingKey::ReserveMib
         | SettingKey::DebianMirror => String::new(),
     })

@@ -7,7 +7,9 @@
 mod error;
 mod exec;
 mod file;
+mod network;
 pub mod openapi;
+mod port;
 pub mod route;
 mod sandbox;
 mod server;
@@ -17,6 +19,8 @@ pub mod stream;
 pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
+pub use network::{ChangeRequest, Connection, Egress, Network, NetworkTotals, Refusal};
+pub use port::{OpenPortRequest, Port, PortList};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};
 pub use server::{
     BakeRequest, ConsoleLog, Event, EventList, Pool, PoolSlots, Size, Status, Template,

@@ -148,6 +148,7 @@ fn method(method: Method) -> HttpMethod {
         Method::Get => HttpMethod::Get,
         Method::Post => HttpMethod::Post,
         Method::Put => HttpMethod::Put,
+        Method::Patch => HttpMethod::Patch,
         Method::Delete => HttpMethod::Delete,
     }
 }

@@ -6,10 +6,11 @@
 
 use crate::openapi::SchemaOf;
 use crate::{
-    BakeRequest, ConsoleLog, CreateSandboxRequest, DiskUsage, EventList, ExecRequest, ExecResponse,
-    FileInfo, FileList, ForkRequest, Forked, MakeDirRequest, MoveRequest, ProcessList,
-    RollbackRequest, RolledBack, Sandbox, SandboxList, Snapshot, SnapshotList, Status,
-    TakeSnapshotRequest, Template, TemplateList, Tree, WarmRequest, stream,
+    BakeRequest, ChangeRequest, ConsoleLog, CreateSandboxRequest, DiskUsage, EventList,
+    ExecRequest, ExecResponse, FileInfo, FileList, ForkRequest, Forked, MakeDirRequest,
+    MoveRequest, Network, OpenPortRequest, Port, PortList, ProcessList, RollbackRequest,
+    RolledBack, Sandbox, SandboxList, Snapshot, SnapshotList, Status, TakeSnapshotRequest,
+    Template, TemplateList, Tree, WarmRequest, stream,
 };
 
 /// What a caller can ask for.
@@ -19,7 +20,9 @@ pub enum Operation {
     CreateSandbox,
     ListSandboxes,
     GetSandbox,
+    ChangeSandbox,
     RemoveSandbox,
+    Network,
     StopSandbox,
     StartSandbox,
     PauseSandbox,
@@ -40,6 +43,9 @@ pub enum Operation {
     ListFiles,
     MakeDir,
     MoveFile,
+    ListPorts,
+    OpenPort,
+    ClosePort,
     ListSnapshots,
     GetSnapshot,
     RemoveSnapshot,
@@ -49,6 +55,7 @@ pub enum Operation {
     ListTemplates,
     WarmTemplate,
     BakeTemplate,
+    ChangeTemplate,
     RemoveTemplate,
     Status,
     Health,
@@ -64,6 +71,7 @@ pub enum Method {
     Get,
     Post,
     Put,
+    Patch,
     Delete,
 }
 
@@ -74,6 +82,7 @@ impl Method {
             Self::Get => "GET",
             Self::Post => "POST",
             Self::Put => "PUT",
+            Self::Patch => "PATCH",
             Self::Delete => "DELETE",
         }
     }
@@ -235,12 +244,14 @@ const fn gives<T: utoipa::ToSchema>(status: u16) -> Answer {
 pub const ROUTES: &[Route] = {
     use Answer::{Bytes, NoContent, Text, WebSocket};
     use Body::Empty;
-    use Method::{Delete, Get, Post, Put};
+    use Method::{Delete, Get, Patch, Post, Put};
     use Operation as O;
     &[
         row(O::CreateSandbox, (Post, "/v1/sandboxes"), &[], takes::<CreateSandboxRequest>(), gives::<Sandbox>(201), "Make a sandbox; answers when it is ready."),
         row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[], Empty, gives::<SandboxList>(200), "List your sandboxes."),
         row(O::GetSandbox, (Get, "/v1/sandboxes/{id}"), &[], Empty, gives::<Sandbox>(200), "Describe a sandbox."),
+        row(O::ChangeSandbox, (Patch, "/v1/sandboxes/{id}"), &[], takes::<ChangeRequest>(), gives::<Sandbox>(200), "Change what a sandbox may reach, at once."),
+        row(O::Network, (Get, "/v1/sandboxes/{id}/network"), &[], Empty, gives::<Network>(200), "What a sandbox may reach, is connected with and was refused."),
         row(O::RemoveSandbox, (Delete, "/v1/sandboxes/{id}"), &[], Empty, NoContent, "Remove a sandbox and its disk."),
         row(O::StopSandbox, (Post, "/v1/sandboxes/{id}/stop"), &[], Empty, gives::<Sandbox>(200), "Power a sandbox off; its disk is kept."),
         row(O::StartSandbox, (Post, "/v1/sandboxes/{id}/start"), &[], Empty, gives::<Sandbox>(200), "Start a stopped sandbox on its disk."),
@@ -262,6 +273,9 @@ pub const ROUTES: &[Route] = {
         row(O::ListFiles, (Get, "/v1/sandboxes/{id}/files/list"), &[PATH, USER, DEPTH], Empty, gives::<FileList>(200), "List a directory."),
         row(O::MakeDir, (Post, "/v1/sandboxes/{id}/files/mkdir"), &[], takes::<MakeDirRequest>(), gives::<FileInfo>(201), "Make a directory and its missing parents."),
         row(O::MoveFile, (Post, "/v1/sandboxes/{id}/files/move"), &[], takes::<MoveRequest>(), gives::<FileInfo>(200), "Move or rename a file or a directory."),
+        row(O::ListPorts, (Get, "/v1/sandboxes/{ref}/ports"), &[], Empty, gives::<PortList>(200), "What listens inside, and what else was said of its ports."),
+        row(O::OpenPort, (Post, "/v1/sandboxes/{ref}/ports"), &[], takes::<OpenPortRequest>(), gives::<Port>(200), "Let a port of the host lead to one of the sandbox's, or say who may use it."),
+        row(O::ClosePort, (Delete, "/v1/sandboxes/{ref}/ports/{port}"), &[], Empty, NoContent, "Take back what was said of a port."),
         row(O::ListSnapshots, (Get, "/v1/snapshots"), &[LABEL], Empty, gives::<SnapshotList>(200), "List your snapshots."),
         row(O::GetSnapshot, (Get, "/v1/snapshots/{ref}"), &[], Empty, gives::<Snapshot>(200), "Describe a snapshot."),
         row(O::RemoveSnapshot, (Delete, "/v1/snapshots/{ref}"), &[], Empty, NoContent, "Remove a snapshot; what came from it is kept."),
@@ -270,6 +284,7 @@ pub const ROUTES: &[Route] = {
         row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT], Empty, gives::<EventList>(200), "Read the journal."),
         row(O::ListTemplates, (Get, "/v1/templates"), &[], Empty, gives::<TemplateList>(200), "List the templates."),
         row(O::WarmTemplate, (Post, "/v1/templates/{name}/warm"), &[], takes::<WarmRequest>(), NoContent, "Bake a template at a size ahead of its first use."),
+        row(O::ChangeTemplate, (Patch, "/v1/templates/{name}"), &[], takes::<ChangeRequest>(), gives::<Template>(200), "Change what a template's future sandboxes may reach."),
         row(O::RemoveTemplate, (Delete, "/v1/templates/{name}"), &[], Empty, NoContent, "Remove a template; sandboxes made from it are kept."),
         row(O::BakeTemplate, (Post, "/v1/templates/{name}/bake"), &[], takes::<BakeRequest>(), gives::<Template>(200), "Make a template: its root file system and the snapshots that sandboxes start from."),
         row(O::Status, (Get, "/v1/status"), &[], Empty, gives::<Status>(200), "What the daemon says of itself."),

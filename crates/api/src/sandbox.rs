@@ -1,5 +1,6 @@
 //! Sandboxes: asking for one, and what is said about one.
 
+use crate::Egress;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -34,6 +35,10 @@ pub struct CreateSandboxRequest {
     /// Free text for your own use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// What it may reach. When left out: what the snapshot's sandbox might, or what the template says, which is everything
+    /// but private addresses unless it was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Egress>,
     /// `auto` (when left out): the quickest there is, a waiting clone first. `snapshot`: loaded for this request from the
     /// template's saved machine. `boot`: its kernel boots from nothing, which takes seconds without KVM; it then shares no
     /// kernel secret, such as the layout of its memory, with other sandboxes. With `from` it can only be `auto`.
@@ -69,6 +74,10 @@ pub struct Sandbox {
     pub memory_mib: u32,
     /// The labels it was given.
     pub labels: BTreeMap<String, String>,
+    /// What it may reach.
+    pub egress: Egress,
+    /// Where its ports are reached by HTTP; `{port}` stands for the port's number.
+    pub url_template: String,
     /// When it was made: RFC 3339, UTC.
     pub created_at: String,
     /// When it last began to run: RFC 3339, UTC.

@@ -1,5 +1,6 @@
 //! The daemon, its templates and its journal.
 
+use crate::Egress;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -49,6 +50,8 @@ pub struct Template {
     pub name: String,
     /// The hash of its root file system and kernel.
     pub content_hash: String,
+    /// What its sandboxes may reach, unless they say it themselves.
+    pub egress: Egress,
     /// The sizes that are baked: a sandbox of these starts at once.
     pub baked: Vec<Size>,
     /// What its files take on the host.

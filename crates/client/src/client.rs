@@ -60,6 +60,7 @@ pub(crate) fn call(operation: Operation, target: &str) -> Call<'_> {
     Call {
         operation,
         target,
+        second: "",
         query: &[],
     }
 }
@@ -200,6 +201,7 @@ impl Client {
         let call = Call {
             operation: Operation::ReadFile,
             target: sandbox,
+            second: "",
             query: &query,
         };
         let response = self.transport.send_json(&call, NO_BODY).await?;
@@ -219,6 +221,7 @@ impl Client {
         let call = Call {
             operation: Operation::WriteFile,
             target: sandbox,
+            second: "",
             query: &query,
         };
         let headers: Vec<_> = source.length.map(content_length).into_iter().collect();
@@ -239,6 +242,7 @@ impl Client {
         let call = Call {
             operation: Operation::RemoveFile,
             target: sandbox,
+            second: "",
             query: &query,
         };
         self.transport.send_json(&call, NO_BODY).await.map(drop)
@@ -257,6 +261,7 @@ impl Client {
                 &Call {
                     operation: Operation::StatFile,
                     target: sandbox,
+                    second: "",
                     query: &query,
                 },
                 NO_BODY,
@@ -276,6 +281,7 @@ impl Client {
         let call = Call {
             operation: Operation::ListFiles,
             target: sandbox,
+            second: "",
             query: &query,
         };
         let list: api::FileList = self.transport.json(&call, NO_BODY).await?;
@@ -311,6 +317,7 @@ impl Client {
         let call = Call {
             operation: Operation::ListEvents,
             target: "",
+            second: "",
             query: &query,
         };
         let list: api::EventList = self.transport.json(&call, NO_BODY).await?;

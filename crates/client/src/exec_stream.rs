@@ -127,6 +127,7 @@ async fn connect(transport: &Transport, sandbox: &str) -> Result<Socket, ClientE
     let path = Call {
         operation: Operation::ExecStream,
         target: sandbox,
+        second: "",
         query: &[],
     }
     .path();

@@ -7,6 +7,8 @@
 mod client;
 mod error;
 mod exec_stream;
+mod network;
+mod ports;
 mod snapshots;
 mod transport;
 

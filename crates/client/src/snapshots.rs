@@ -25,6 +25,7 @@ impl Client {
         let call = Call {
             operation: Operation::ListSnapshots,
             target: "",
+            second: "",
             query: &query,
         };
         let list: api::SnapshotList = self.transport.json(&call, NO_BODY).await?;

@@ -42,8 +42,10 @@ pub(crate) struct Transport {
 pub(crate) struct Call<'a> {
     /// Which.
     pub(crate) operation: Operation,
-    /// The value of the path's parameter, where there is one.
+    /// The value of the path's first parameter, where there is one.
     pub(crate) target: &'a str,
+    /// The value of its second.
+    pub(crate) second: &'a str,
     /// The query.
     pub(crate) query: &'a [(&'a str, &'a str)],
 }
@@ -53,9 +55,10 @@ impl Call<'_> {
     pub(crate) fn path(&self) -> String {
         let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let parts = route_of(self.operation).path.split('/');
+        let mut values = [self.target, self.second].into_iter();
         let filled = parts.map(|part| {
             if part.starts_with('{') {
-                encode(self.target)
+                encode(values.next().unwrap_or_default())
             } else {
                 part.to_owned()
             }
@@ -225,6 +228,7 @@ fn method(method: pando_api::route::Method) -> http::Method {
         pando_api::route::Method::Get => http::Method::GET,
         pando_api::route::Method::Post => http::Method::POST,
         pando_api::route::Method::Put => http::Method::PUT,
+        pando_api::route::Method::Patch => http::Method::PATCH,
         pando_api::route::Method::Delete => http::Method::DELETE,
     }
 }
@@ -260,6 +264,7 @@ mod tests {
         let call = Call {
             operation: Operation::ReadFile,
             target: "../x",
+            second: "",
             query: &query,
         };
         assert_eq!(

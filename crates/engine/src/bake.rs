@@ -196,6 +196,7 @@ impl Bakery {
             hostname: id.to_string(),
             machine_id: crate::ids::machine_id(id),
             env: BTreeMap::new(),
+            network: None,
             slot: None,
             preload: self.starter.preload.clone(),
             jail: self.starter.jail,
@@ -285,6 +286,8 @@ impl Bakery {
             }
             boots += 1;
             oven.succeeded = true;
+            // Where the layers had to be copied, the next one needs the room.
+            oven.end().await;
         }
     }
 
@@ -301,6 +304,7 @@ impl Bakery {
             dir,
             shim: None,
             succeeded: false,
+            cleared: false,
         };
         let error_ppm = oven.boot(self, ingredients, kind).await?;
         Ok((oven, error_ppm))
@@ -363,6 +367,8 @@ struct Oven {
     shim: Option<Shim>,
     /// Its logs are of no interest.
     succeeded: bool,
+    /// See [`Self::clear`].
+    cleared: bool,
 }
 
 impl Oven {
@@ -396,9 +402,43 @@ impl Oven {
         let shim = self.shim.insert(shim);
         let ready = shim.ready().await?;
         if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::SpawnFailed(ready.cause));
+            return Err(EngineError::not_spawned(ready.cause));
         }
         Ok(ready.timer_error_ppm)
+    }
+
+    /// Ends it; when this returns, what it took is free again.
+    async fn end(mut self) {
+        let cleared = self.clear();
+        let joined =
+            tokio::task::spawn_blocking(move || cleared.map(std::thread::JoinHandle::join));
+        drop(joined.await);
+    }
+
+    /// Kills what runs and removes what lies there, once, in a thread: killing waits, and
+    /// the last reference may be dropped anywhere.
+    fn clear(&mut self) -> Option<std::thread::JoinHandle<()>> {
+        if std::mem::replace(&mut self.cleared, true) {
+            return None;
+        }
+        if !self.succeeded {
+            crate::shims::log_last_words(&self.dir);
+        }
+        let (dir, process) = (
+            self.dir.clone(),
+            self.shim.as_ref().and_then(|shim| shim.process),
+        );
+        Some(std::thread::spawn(move || {
+            if let Some(process) = process {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_time()
+                    .build();
+                if let Ok(runtime) = runtime {
+                    runtime.block_on(process.kill());
+                }
+            }
+            drop(dir.remove());
+        }))
     }
 
     /// Saves the guest and ends it.
@@ -439,25 +479,7 @@ async fn warm_up(shim: &Shim) {
 
 impl Drop for Oven {
     fn drop(&mut self) {
-        if !self.succeeded {
-            crate::shims::log_last_words(&self.dir);
-        }
-        let (dir, process) = (
-            self.dir.clone(),
-            self.shim.as_ref().and_then(|shim| shim.process),
-        );
-        // Killing waits; the last reference to a directory may be dropped anywhere.
-        std::thread::spawn(move || {
-            if let Some(process) = process {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_time()
-                    .build();
-                if let Ok(runtime) = runtime {
-                    runtime.block_on(process.kill());
-                }
-            }
-            drop(dir.remove());
-        });
+        drop(self.clear());
     }
 }
 
@@ -477,6 +499,10 @@ fn gather(
     ready: Ready<'_>,
 ) -> Result<Manifest, StoreError> {
     let base = &ingredients.base;
+    // The VM has ended. Where these had to be copied, what follows needs their room.
+    for name in [spec::ROOT, spec::KERNEL, spec::INITRD] {
+        drop(dir.unlink(name));
+    }
     let adopt = |found: &str, name: &str| staging.adopt(&untrusted(dir, found)?, name);
     let mut disks = vec![staging.adopt(&base.disk, &spec::disk(0))?];
     if ready.kind == SavedState::Ready {
@@ -493,6 +519,7 @@ fn gather(
         memory: Some(adopt(&taken.memory_file, spec::MEMORY)?),
         pages: Vec::new(),
         device_state: Some(adopt(&taken.device_state_file, spec::DEVICE_STATE)?),
+        network: None,
         clean_barrier: !taken.forced,
     })
 }

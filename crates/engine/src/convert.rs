@@ -1,8 +1,10 @@
 //! Between the engine's values and the shim's messages.
 
 use crate::request::{
-    Command, ExecResult, Exit, OutputStream, ProcessEvent, ProcessInfo, ProcessInput, WindowSize,
+    Command, ExecResult, Exit, NetworkConnection, NetworkRefusal, NetworkReport, OutputStream,
+    ProcessEvent, ProcessInfo, ProcessInput, WindowSize,
 };
+use pando_types::EgressPolicy;
 use pando_wire::shim::{self, attach_response, input_request};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -44,6 +46,39 @@ pub(crate) fn exit(exit: &shim::Exit) -> Exit {
         exit_code: exit.exit_code,
         signal: exit.signal,
         timed_out: exit.timed_out,
+    }
+}
+
+pub(crate) fn network_report(egress: EgressPolicy, told: shim::NetworkResponse) -> NetworkReport {
+    let named = |name: String| Some(name).filter(|name| !name.is_empty());
+    let connections = told.connections.into_iter();
+    let connections = connections.map(|connection| NetworkConnection {
+        protocol: connection.protocol,
+        guest: connection.guest,
+        remote: connection.remote,
+        name: named(connection.name),
+        state: connection.state,
+        sent_bytes: connection.sent_bytes,
+        received_bytes: connection.received_bytes,
+        age_ms: connection.age_ms,
+    });
+    let refusals = told.refusals.into_iter().map(|refusal| NetworkRefusal {
+        at: UNIX_EPOCH + Duration::from_millis(refusal.at_ms),
+        protocol: refusal.protocol,
+        address: refusal.address,
+        port: refusal.port,
+        name: named(refusal.name),
+        rule: refusal.rule,
+        count: refusal.count,
+    });
+    NetworkReport {
+        egress,
+        connections: connections.collect(),
+        refusals: refusals.collect(),
+        sent_bytes: told.sent_bytes,
+        received_bytes: told.received_bytes,
+        connections_total: told.connections_total,
+        refused_total: told.refused_total,
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::bake::Bakery;
 use crate::host::Host;
 use crate::pool::{Pool, PoolConfig};
+use crate::ports::{Ports, PortsConfig};
 use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
@@ -49,6 +50,10 @@ pub struct EngineConfig {
     pub pool: PoolConfig,
     /// The most that whole memory files, put together from snapshots' layers, may take.
     pub materialized_mib: u64,
+    /// Where sandboxes' names are asked; empty for the host's name servers.
+    pub dns: Vec<std::net::SocketAddr>,
+    /// How ports of sandboxes are offered.
+    pub ports: PortsConfig,
     /// Whether jails are put on; `false` is for tests of what a jail keeps out.
     pub jail: bool,
 }
@@ -105,6 +110,7 @@ pub(crate) struct Inner {
     /// Whole memory files for them.
     pub(crate) materialized: Materialized,
     pub(crate) pool: Pool,
+    pub(crate) ports: Ports,
     /// Held while layers are merged: that is done for one snapshot at a time.
     pub(crate) flattening: tokio::sync::Mutex<()>,
     /// The initrd with this daemon's agent, by root image: packing and hashing one takes
@@ -131,8 +137,10 @@ impl Engine {
         };
         engine.stand_templates().await?;
         engine.adopt_all().await?;
+        engine.listen_again().await;
         tokio::spawn(engine.clone().keep_pool());
         tokio::spawn(engine.clone().flatten_all());
+        tokio::spawn(engine.clone().follow_resolvers());
         Ok(engine)
     }
 
@@ -447,6 +455,7 @@ impl Inner {
             under_way: Mutex::new(HashMap::new()),
         };
         let pool = Pool::new(config.pool);
+        let ports = Ports::open(&index)?;
         let kept = Kept::new(index.snapshots()?);
         Ok(Self {
             config,
@@ -459,6 +468,7 @@ impl Inner {
             snapshots,
             materialized,
             pool,
+            ports,
             flattening: tokio::sync::Mutex::default(),
             initrds: Mutex::default(),
             started: Instant::now(),

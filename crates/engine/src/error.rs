@@ -10,8 +10,8 @@ pub enum EngineError {
     /// No such sandbox, or not the caller's.
     #[error("sandbox `{0}` not found")]
     SandboxNotFound(String),
-    /// A shortened id fits several.
-    #[error("`{0}` fits more than one sandbox")]
+    /// A shortened id, of a sandbox or a snapshot, fits several.
+    #[error("`{0}` fits more than one id")]
     Ambiguous(String),
     /// No such template.
     #[error("template `{0}` not found")]
@@ -19,6 +19,12 @@ pub enum EngineError {
     /// No such process in the sandbox.
     #[error("process `{0}` not found")]
     ProcessNotFound(String),
+    /// Nothing was said of this port.
+    #[error("port {0} is as every other")]
+    PortNotFound(u16),
+    /// No port of the host can be given out; the text says why.
+    #[error("{0}")]
+    NoFreePort(String),
     /// The name is in use.
     #[error("a sandbox named `{0}` already exists")]
     NameTaken(String),
@@ -134,7 +140,21 @@ impl std::fmt::Display for Interruption {
     }
 }
 
+/// QEMU's words for a layer whose beginning was never written out.
+const UNREADABLE_DISK: &str = "not in qcow2 format";
+
 impl EngineError {
+    /// Why a VM did not come up, by what its shim says.
+    pub(crate) fn not_spawned(cause: String) -> Self {
+        match cause.contains(pando_shim::NO_SPACE) {
+            true => Self::NoSpace("the sandbox could not write its disk".to_owned()),
+            false if cause.contains(UNREADABLE_DISK) => Self::SpawnFailed(format!(
+                "its disk cannot be read, as after a power cut; `pando rollback` takes it to a snapshot: {cause}"
+            )),
+            false => Self::SpawnFailed(cause),
+        }
+    }
+
     /// A stable word for machines; each has a section in docs/errors.md.
     pub fn code(&self) -> &'static str {
         match self {
@@ -142,6 +162,8 @@ impl EngineError {
             Self::Ambiguous(_) => "ambiguous_id",
             Self::TemplateNotFound(_) => "template_not_found",
             Self::ProcessNotFound(_) => "process_not_found",
+            Self::PortNotFound(_) => "port_not_found",
+            Self::NoFreePort(_) => "no_free_port",
             Self::NameTaken(_) => "name_taken",
             Self::SnapshotNotFound(_) => "snapshot_not_found",
             Self::SnapshotNameTaken(_) => "snapshot_name_taken",
@@ -169,6 +191,10 @@ impl EngineError {
                 "`pando template ls` lists the templates; `make quickstart` makes `base`"
             }
             Self::ProcessNotFound(_) => "the oldest ended processes are forgotten first",
+            Self::PortNotFound(_) => "`pando port ID` lists the sandbox's ports",
+            Self::NoFreePort(_) => {
+                "give some up (`pando port ID PORT --rm`), or widen `port_range` in the configuration"
+            }
             Self::NameTaken(_) => "choose another name, or remove the sandbox that has it",
             Self::SnapshotNotFound(_) => "`pando snapshot ls` lists the snapshots you can see",
             Self::SnapshotNameTaken(_) => "choose another name, or remove the snapshot that has it",

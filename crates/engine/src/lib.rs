@@ -18,7 +18,9 @@ mod identity;
 mod ids;
 mod keys;
 mod lifecycle;
+mod network;
 mod pool;
+mod ports;
 mod reference;
 pub mod request;
 mod sandboxes;
@@ -31,10 +33,15 @@ mod usage;
 
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::{EngineError, Interruption};
+pub use pando_shim::client::{PortError, Protocol};
 pub use pando_shim::error_chain;
 pub use pando_shim::host::AcceleratorWish;
 pub use pool::{PoolConfig, WarmCount};
+pub use ports::{AGENT_PORT, Access, GuestPort, OpenPort, Pass, Port, PortsConfig, Refused};
 pub use template::BakeOptions;
+
+/// A connection as the two bodies of a request: see [`GuestPort::request`].
+pub use pando_wire::tunnel;
 
 /// The body of a raw request to a guest, and of its answer: streamed, never buffered whole.
 pub type GuestBody = pando_shim::client::Body;

@@ -5,7 +5,8 @@
 
 use crate::EngineError;
 use pando_types::{
-    Isolation, Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind, TemplateRef,
+    EgressPolicy, Isolation, Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind,
+    TemplateRef,
 };
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -40,6 +41,8 @@ pub struct CreateSandbox {
     pub env: BTreeMap<String, String>,
     /// Free text for the caller's own use.
     pub labels: BTreeMap<String, String>,
+    /// What it may reach; `None` is what its snapshot's sandbox or its template says.
+    pub egress: Option<EgressPolicy>,
     /// What it is started from.
     pub start: Start,
 }
@@ -80,6 +83,8 @@ pub struct Sandbox {
     pub env: BTreeMap<String, String>,
     /// The labels given at creation.
     pub labels: BTreeMap<String, String>,
+    /// What it may reach.
+    pub egress: EgressPolicy,
     /// When it was made.
     pub created_at: SystemTime,
     /// When it last began to run.
@@ -352,6 +357,80 @@ pub struct Event {
     pub detail: String,
 }
 
+/// What a sandbox may reach and does.
+#[derive(Clone, Debug)]
+pub struct NetworkReport {
+    /// What it may reach.
+    pub egress: EgressPolicy,
+    /// What lives, oldest first.
+    pub connections: Vec<NetworkConnection>,
+    /// The last refusals, oldest first.
+    pub refusals: Vec<NetworkRefusal>,
+    /// Bytes from the guest since its VM came up.
+    pub sent_bytes: u64,
+    /// Bytes to the guest since then.
+    pub received_bytes: u64,
+    /// Connections and flows that were let through since then.
+    pub connections_total: u64,
+    /// What was refused since then.
+    pub refused_total: u64,
+}
+
+impl NetworkReport {
+    /// That of a sandbox without a VM.
+    pub(crate) fn of(egress: EgressPolicy) -> Self {
+        Self {
+            egress,
+            connections: Vec::new(),
+            refusals: Vec::new(),
+            sent_bytes: 0,
+            received_bytes: 0,
+            connections_total: 0,
+            refused_total: 0,
+        }
+    }
+}
+
+/// A connection, or a flow of datagrams or pings.
+#[derive(Clone, Debug)]
+pub struct NetworkConnection {
+    /// `tcp`, `udp` or `icmp`.
+    pub protocol: String,
+    /// The guest's end, as `ADDRESS:PORT`.
+    pub guest: String,
+    /// The other end, as `ADDRESS:PORT`.
+    pub remote: String,
+    /// The name it is for, if it is known.
+    pub name: Option<String>,
+    /// `connecting`, `open` or `half-closed`.
+    pub state: String,
+    /// Bytes from the guest.
+    pub sent_bytes: u64,
+    /// Bytes to the guest.
+    pub received_bytes: u64,
+    /// Since it began, in ms.
+    pub age_ms: u64,
+}
+
+/// Something that was refused.
+#[derive(Clone, Debug)]
+pub struct NetworkRefusal {
+    /// When first.
+    pub at: SystemTime,
+    /// `tcp`, `udp`, `icmp` or `dns`.
+    pub protocol: String,
+    /// Where to.
+    pub address: String,
+    /// Its port; 0 where there is none.
+    pub port: u32,
+    /// Its name, if it is known.
+    pub name: Option<String>,
+    /// What refused it.
+    pub rule: String,
+    /// How often within ten seconds.
+    pub count: u64,
+}
+
 /// A template that sandboxes can be made from.
 #[derive(Clone, Debug)]
 pub struct Template {
@@ -359,6 +438,8 @@ pub struct Template {
     pub reference: TemplateRef,
     /// The content hash of its root file system and kernel.
     pub content_hash: String,
+    /// What its sandboxes may reach where they do not say it.
+    pub egress: EgressPolicy,
     /// The sizes that are baked.
     pub baked: Vec<Size>,
     /// Allocated bytes of its files.

@@ -2,6 +2,7 @@
 
 use crate::EngineError;
 use crate::lifecycle::{self, Operation};
+use crate::network::egress_of;
 use crate::reference;
 use crate::request::{Caller, Sandbox};
 use crate::shims::Shim;
@@ -142,6 +143,7 @@ impl Entry {
             isolation: isolation(&row.isolation).ok_or_else(|| malformed("isolation"))?,
             env: serde_json::from_str(&row.env).map_err(|_| malformed("environment"))?,
             labels: serde_json::from_str(&row.labels).map_err(|_| malformed("label set"))?,
+            egress: egress_of(&row.egress)?,
             created_at: row.created_at,
             started_at: row.started_at,
         })
@@ -187,6 +189,16 @@ impl Sandboxes {
         )?;
         let not_found = || EngineError::SandboxNotFound(reference.chars().take(128).collect());
         found.cloned().ok_or_else(not_found)
+    }
+
+    /// Every sandbox of every tenant.
+    pub(crate) fn all(&self) -> Vec<Arc<Entry>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// The sandbox with this id, whoever's it is.
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+        self.lock().get(id.as_str()).cloned()
     }
 
     /// The snapshots that hold paused sandboxes.
@@ -243,6 +255,7 @@ mod tests {
             parent: None,
             home: None,
             paused_in: None,
+            egress: r#"{"default":"allow","rules":[]}"#.into(),
         };
         Arc::new(Entry::new(id, row))
     }

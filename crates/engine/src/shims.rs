@@ -208,7 +208,7 @@ impl Shim {
         let ready = self.client.rpc.claim(request).await;
         let ready = ready.map_err(went_away)?.into_owned();
         if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::SpawnFailed(ready.cause));
+            return Err(EngineError::not_spawned(ready.cause));
         }
         Ok(ready)
     }

@@ -103,9 +103,13 @@ impl Source {
             let name = spec::pages(index);
             linked(&name, dir.link(file, &name))?;
         }
-        if let Some(layer) = &manifest.device_state {
-            let path = self.snapshot.path(layer);
-            linked(spec::DEVICE_STATE, dir.link(&path, spec::DEVICE_STATE))?;
+        for (layer, name) in [
+            (&manifest.device_state, spec::DEVICE_STATE),
+            (&manifest.network, spec::NETWORK),
+        ] {
+            if let Some(layer) = layer {
+                linked(name, dir.link(&self.snapshot.path(layer), name))?;
+            }
         }
         dir.set_parent(&self.snapshot)
     }
@@ -189,6 +193,7 @@ fn zeros_and_empty_disk(
         memory: None,
         pages: Vec::new(),
         device_state: None,
+        network: None,
         clean_barrier: true,
     };
     Snapshot::write(fresh, &manifest)
@@ -210,10 +215,12 @@ pub(crate) fn boot_plan(machine: Machine, base: &str) -> Plan {
 /// last run goes, the disk's layers stay.
 pub(crate) fn lay_out_start(dir: &SandboxDir, bake: &Snapshot) -> Result<Plan, EngineError> {
     let plan = start_on_disk(dir, bake).map_err(|error| lay_out_error(&error))?;
-    for name in [spec::MEMORY, spec::DEVICE_STATE] {
+    for name in [spec::MEMORY, spec::DEVICE_STATE, spec::NETWORK] {
         let found = match name {
             spec::MEMORY => &bake.manifest.memory,
-            _ => &bake.manifest.device_state,
+            spec::DEVICE_STATE => &bake.manifest.device_state,
+            // Of the memory that goes.
+            _ => &None,
         };
         let replaced = dir.unlink(name).and_then(|()| match found {
             Some(layer) => dir.link(&bake.path(layer), name),
@@ -232,6 +239,7 @@ fn on_disk(bake: &Snapshot, disks: &[Layer]) -> Manifest {
         created_at_ms: crate::bake::now_ms(),
         disks: disks.to_vec(),
         device_state: None,
+        network: None,
         ..bake.manifest.clone()
     }
 }

@@ -3,6 +3,7 @@
 use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM};
 use crate::engine::Engine;
 use crate::lifecycle::Operation;
+use crate::network::egress_json;
 use crate::pool::Wanted;
 use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
@@ -27,6 +28,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) request: &'a CreateSandbox,
     pub(crate) template: &'a TemplateRef,
     pub(crate) ingredients: &'a Ingredients,
+    /// As the index keeps it.
+    pub(crate) egress: &'a str,
 }
 
 impl Engine {
@@ -51,11 +54,16 @@ impl Engine {
         let forgets = pool.forgets();
         let template = request.template.clone().unwrap_or_else(default_template);
         let ingredients = self.ingredients(caller, &template, size).await?;
+        let egress = match &request.egress {
+            Some(policy) => egress_json(policy)?,
+            None => self.template_row(caller, &template).await?.egress,
+        };
         let wish = Wish {
             caller,
             request: &request,
             template: &template,
             ingredients: &ingredients,
+            egress: &egress,
         };
         match request.start {
             Start::Boot => self.boot(&wish).await,
@@ -148,6 +156,7 @@ impl Engine {
             request,
             template,
             ingredients,
+            egress,
         } = wish;
         let root = ingredients.base.content_hash.clone();
         Ok(SandboxRow {
@@ -156,6 +165,7 @@ impl Engine {
             template: template.to_string(),
             env: to_json(&request.env)?,
             labels: to_json(&request.labels)?,
+            egress: (*egress).to_owned(),
             ..self.blank_row(&caller.tenant, root, ingredients.size)?
         })
     }
@@ -186,6 +196,7 @@ impl Engine {
             parent: None,
             home: None,
             paused_in: None,
+            egress: String::new(),
         })
     }
 
@@ -251,6 +262,7 @@ impl Engine {
             Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
         let spec = ShimSpec {
             env: env_of(&row)?,
+            network: Some(self.network_spec(&row.egress)?),
             ..self.inner.bakery.spec(&entry.id, size, plan)
         };
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
@@ -258,7 +270,7 @@ impl Engine {
         let shim = Arc::new(starter.start(dir, &spec, identity).await?);
         let ready = shim.ready().await?;
         if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::SpawnFailed(ready.cause));
+            return Err(EngineError::not_spawned(ready.cause));
         }
         Ok((shim, ready))
     }
@@ -304,6 +316,7 @@ impl Engine {
 
     /// Follows a running sandbox in the background until its VM ends.
     pub(crate) fn watch(&self, entry: &Arc<Entry>, shim: &Arc<Shim>) {
+        self.watch_refusals(entry, shim);
         let (engine, entry, shim) = (self.clone(), Arc::clone(entry), Arc::clone(shim));
         tokio::spawn(async move {
             let told = |cause: String| {
@@ -454,6 +467,7 @@ impl Engine {
         })
         .await?;
         self.inner.sandboxes.remove(&entry.id);
+        self.inner.ports.forget(&entry.id);
         Ok(())
     }
 

@@ -3,10 +3,11 @@
 use crate::EngineError;
 use crate::bake::Ingredients;
 use crate::engine::{Engine, Inner};
+use crate::network::{egress_json, egress_of};
 use crate::request::{Caller, Template};
 use pando_image::{BaseImage, BaseOptions, BuildError, Initrd, Progress};
 use pando_store::{NewEvent, SavedState, TemplateRow};
-use pando_types::{CPUS, MEMORY_MIB, Size, TemplateRef};
+use pando_types::{CPUS, EgressPolicy, MEMORY_MIB, Size, TemplateRef};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -133,12 +134,12 @@ impl Engine {
         Ok(())
     }
 
-    async fn template(
+    pub(crate) async fn template(
         &self,
         caller: &Caller,
         reference: &TemplateRef,
     ) -> Result<Template, EngineError> {
-        let row = self.row(caller, reference).await?;
+        let row = self.template_row(caller, reference).await?;
         self.describe(row).await
     }
 
@@ -148,7 +149,7 @@ impl Engine {
             .await
     }
 
-    async fn row(
+    pub(crate) async fn template_row(
         &self,
         caller: &Caller,
         reference: &TemplateRef,
@@ -164,6 +165,7 @@ impl Engine {
         let reference = reference.parse().map_err(|_| {
             EngineError::Internal("the index holds a malformed template".to_owned())
         })?;
+        let egress = egress_of(&row.egress)?;
         let (root, created_at) = (row.root, row.created_at);
         self.blocking(move |inner| {
             let mut baked = Vec::new();
@@ -186,6 +188,7 @@ impl Engine {
             Ok::<_, pando_image::BuildError>(Template {
                 reference,
                 content_hash: root,
+                egress,
                 baked,
                 disk_bytes,
                 created_at,
@@ -201,7 +204,7 @@ impl Engine {
         template: &TemplateRef,
         size: Size,
     ) -> Result<Ingredients, EngineError> {
-        let row = self.row(caller, template).await?;
+        let row = self.template_row(caller, template).await?;
         let cache_dir = self.inner.config.cache_dir.clone();
         let (root, found) = {
             let root = row.root.clone();
@@ -312,6 +315,8 @@ impl Engine {
             tag: template.tag.to_string(),
             root: base.content_hash.clone(),
             recipe,
+            // That of a new one; one that was there keeps its own.
+            egress: egress_json(&EgressPolicy::allow_all())?,
             created_at: SystemTime::now(),
         };
         self.blocking(move |inner| {

@@ -306,7 +306,7 @@ fn cut_off(entry: &Arc<Entry>, shim: &Shim) -> EngineError {
 }
 
 /// What a shim's error means for the caller.
-fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) -> EngineError {
+pub(crate) fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) -> EngineError {
     // However it looks from the connection that was cut.
     let refused = matches!(
         error.code,

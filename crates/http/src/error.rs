@@ -258,9 +258,11 @@ pub const ERRORS: &[ErrorRow] = &[
     row("malformed_json", 400, "The body is not JSON, or has a field that is unknown or of the wrong type. Unknown fields are refused so that a misspelt option never goes unnoticed.", "The message names the field, line and column; `/openapi.json` has every field."),
     row("method_not_allowed", 405, "The path exists and does not take this method.", "The `Allow` header lists those it takes."),
     row("name_taken", 409, "Another sandbox has this name.", "Choose another name, or remove the other sandbox."),
+    row("no_free_port", 503, "No port of the host is left in `port_range`, or none can be listened on at `port_bind`. The message says which.", "`pando port ID PORT --rm` gives one back; `port_range` in the configuration can be wider."),
     row("no_space", 507, "The host's disk is full, or nearly.", "Remove sandboxes and snapshots that are not needed; `pando df` shows what takes the space, `pando doctor --paths` shows where Pando keeps its files."),
     row("paused", 409, "The call was cut off: its sandbox was put on disk while it ran. The program in it was not ended.", "`pando resume ID` lets it go on; a process that was followed can be attached to again then."),
     row("permission_denied", 403, "The account inside the sandbox may not touch the file.", "Use another account: `user=root` may touch everything."),
+    row("port_not_found", 404, "Nothing was said of this port: no port of the host leads to it, and its access is the default.", "`pando port ID` lists the ports of a sandbox."),
     row("process_not_found", 404, "The sandbox knows no process with this id. The oldest ended ones are forgotten first.", "`GET …/processes` lists those it knows."),
     row("removed", 409, "The call was cut off: its sandbox was removed while it ran.", "`pando ls` lists the sandboxes there are."),
     row("rolled_back", 409, "The call was cut off: its sandbox was put back into an earlier state while it ran. What the call had done in the sandbox is gone.", "Ask again: the sandbox runs on in the earlier state."),
@@ -329,6 +331,8 @@ mod tests {
             E::Ambiguous(text()),
             E::TemplateNotFound(text()),
             E::ProcessNotFound(text()),
+            E::PortNotFound(1),
+            E::NoFreePort(text()),
             E::NameTaken(text()),
             E::SnapshotNotFound(text()),
             E::SnapshotNameTaken(text()),
@@ -369,7 +373,9 @@ mod tests {
                 E::SandboxNotFound(_)
                 | E::Ambiguous(_)
                 | E::TemplateNotFound(_)
-                | E::ProcessNotFound(_) => {}
+                | E::ProcessNotFound(_)
+                | E::PortNotFound(_)
+                | E::NoFreePort(_) => {}
                 E::NameTaken(_) | E::Invalid(_) | E::WrongState { .. } | E::CannotRun(_) => {}
                 E::SandboxGone { .. }
                 | E::SpawnFailed(_)

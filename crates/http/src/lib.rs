@@ -14,12 +14,15 @@ mod json;
 mod metrics;
 mod proxy;
 mod server;
+mod urls;
 mod v1;
 
 pub use error::{ERRORS, ErrorRow, error_documentation};
+pub use urls::{BadPublicUrl, PublicUrl};
 
 use crate::gate::{Doors, Gate, GuestDoor, KeyCheck};
 use crate::host::HostRules;
+use crate::urls::Urls;
 use pando_engine::Engine;
 use std::future::Future;
 use std::io;
@@ -31,6 +34,8 @@ use tokio::net::TcpListener;
 pub struct HttpConfig {
     /// Further host names the daemon is known by, without ports.
     pub public_hosts: Vec<String>,
+    /// Where ports of sandboxes are reached from other machines.
+    pub public_url: Option<PublicUrl>,
 }
 
 /// Serves the API on `listener` until `shutdown` completes, then lets running requests end.
@@ -43,13 +48,18 @@ pub async fn serve(
     config: HttpConfig,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let rules = HostRules::new(listener.local_addr()?.ip(), config.public_hosts);
+    let address = listener.local_addr()?;
+    let mut hosts = config.public_hosts;
+    hosts.extend(config.public_url.iter().flat_map(PublicUrl::hosts));
+    let rules = HostRules::new(address.ip(), hosts);
+    let urls = Arc::new(Urls::new(config.public_url, address.port()));
     let metrics = Arc::default();
-    let native = v1::router(engine.clone(), Arc::clone(&metrics));
+    let native = v1::router(engine.clone(), Arc::clone(&metrics), Arc::clone(&urls));
     let guest: GuestDoor = {
         let engine = engine.clone();
         Arc::new(move |target, caller, request| {
-            Box::pin(proxy::forward(engine.clone(), target, caller, request))
+            let (engine, urls) = (engine.clone(), Arc::clone(&urls));
+            Box::pin(async move { proxy::forward(engine, &urls, target, caller, request).await })
         })
     };
     let key_check: KeyCheck = Arc::new(move |key| {

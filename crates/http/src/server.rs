@@ -1,6 +1,7 @@
 //! The listener: accepts connections and serves them until it is told to end.
 
 use crate::gate::Gate;
+use crate::proxy::Peer;
 use axum::body::Body;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -91,8 +92,14 @@ fn spawn_connection(
     permit: OwnedSemaphorePermit,
     gate: Gate,
 ) {
-    let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+    let peer = stream
+        .peer_addr()
+        .map(|peer| Peer(peer.ip().to_canonical()));
+    let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
         let gate = gate.clone();
+        if let Ok(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         async move { Ok::<_, Infallible>(gate.serve(request.map(Body::new)).await) }
     });
     let connection = builder

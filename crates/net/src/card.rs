@@ -64,6 +64,12 @@ impl Card {
         self.guest_mac.store(number, Ordering::Relaxed);
     }
 
+    /// The guest's hardware address; all ones before it was seen.
+    pub(crate) fn guest_mac(&self) -> [u8; 6] {
+        let [_, _, mac @ ..] = self.guest_mac.load(Ordering::Relaxed).to_be_bytes();
+        mac
+    }
+
     /// Waits for the guest's next frame and takes it.
     pub(crate) async fn receive(&self, frame: &mut [u8]) -> io::Result<usize> {
         self.socket.recv(frame).await

@@ -11,8 +11,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::address::{DNS_PORT, FRAME_BYTES, is_gateway};
+use crate::before::Before;
 use crate::card::Card;
-use crate::dns;
+use crate::dns::{self, Names};
 use crate::flow::{self, Flow};
 use crate::frame::{self, Echo, Frame, Packet, Payload, TcpHead, Unreachable};
 use crate::limits::GatewayLimits;
@@ -79,6 +80,41 @@ impl GatewayHandle {
     /// repeat.
     pub fn refused(&self) -> watch::Receiver<u64> {
         self.shared.refusals.subscribe()
+    }
+
+    /// What another gateway needs of this one, for [`GatewayHandle::restore`]: the names,
+    /// and which connections there are.
+    pub fn save(&self) -> Vec<u8> {
+        let before = Before {
+            mac: self.shared.card.guest_mac(),
+            connections: self.shared.connections().keys().copied().collect(),
+        };
+        let names = self.names();
+        // At most 256 KiB.
+        let length = u32::try_from(names.len()).unwrap_or(0);
+        [&length.to_be_bytes()[..], &names, &before.to_bytes()].concat()
+    }
+
+    /// Takes what another guest's gateway saved, of which this guest is a copy: names are
+    /// known, and connections are reset, for which the guest must run. Other bytes are
+    /// ignored.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn restore(&self, saved: &[u8]) {
+        let Some((length, rest)) = saved.split_first_chunk() else {
+            return;
+        };
+        let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+        let Some((names, before)) = rest.split_at_checked(length) else {
+            return;
+        };
+        *self.shared.names() = Names::from_bytes(names, std::time::Instant::now());
+        let Some(before) = Before::from_bytes(before) else {
+            return;
+        };
+        self.shared.card.seen(before.mac);
+        tokio::spawn(before.end(Arc::clone(&self.shared)));
     }
 
     /// Which addresses were given out under which names, for

@@ -23,6 +23,7 @@
 //! pure.
 
 pub mod address;
+mod before;
 mod card;
 pub mod dns;
 mod flow;

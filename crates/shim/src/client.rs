@@ -1,7 +1,9 @@
 //! The daemon's side of a shim's socket.
 
+use crate::port_client::PortClient;
+pub use crate::port_client::{PortError, Protocol};
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -9,6 +11,7 @@ use pando_types::limits;
 use pando_wire::shim::ShimClient as ConnectClient;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::net::UnixStream;
 
@@ -26,6 +29,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 #[derive(Clone)]
 pub struct ShimClient {
     sender: Sender,
+    ports: Arc<PortClient>,
     /// The typed services.
     pub rpc: Rpc,
 }
@@ -75,7 +79,8 @@ impl ShimClient {
             connectrpc::client::ServiceTransport::new(sender.clone()),
             config,
         );
-        Ok(Self { sender, rpc })
+        let ports = Arc::new(PortClient::new(socket));
+        Ok(Self { sender, ports, rpc })
     }
 
     /// Passes a raw request to the guest's user service; `request` has the guest's own path.
@@ -96,6 +101,31 @@ impl ShimClient {
             .send_request(Request::from_parts(parts, body))
             .await?;
         Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+    }
+
+    /// Sends an HTTP request to a port in the guest; `host` is the `Host` that its server is to
+    /// see. An answer with status 101 means that the protocol was switched: the bodies are its
+    /// bytes.
+    ///
+    /// # Errors
+    /// See [`PortError`].
+    pub async fn port(
+        &self,
+        port: u16,
+        host: Option<HeaderValue>,
+        protocol: Protocol,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, PortError> {
+        self.ports.http(port, host, protocol, request).await
+    }
+
+    /// A TCP connection to a port in the guest: `body` is the one direction, the answer the
+    /// other. A body that breaks off is a reset.
+    ///
+    /// # Errors
+    /// See [`PortError`].
+    pub async fn port_tcp(&self, port: u16, body: Body) -> Result<Body, PortError> {
+        self.ports.tcp(port, body).await
     }
 
     /// Whether the connection is gone.

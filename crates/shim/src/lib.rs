@@ -10,7 +10,10 @@ mod error_chain;
 mod failure;
 pub mod host;
 mod machine;
+mod network;
 mod passthrough;
+mod port_client;
+mod ports;
 mod processes;
 mod replay;
 mod restore;
@@ -24,3 +27,4 @@ mod steps;
 
 pub use error_chain::error_chain;
 pub use serve::{CAUSE_FILE, LISTENER_FD, ShimError, run};
+pub use stall::NO_SPACE;

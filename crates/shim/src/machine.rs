@@ -3,11 +3,14 @@
 use crate::chain::Chain;
 use crate::error_chain::error_chain;
 use crate::failure;
+use crate::network;
+use crate::ports::Ports;
 use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
+use crate::stall::{NO_SPACE, until_no_space};
 use crate::steps::Steps;
-use pando_net::Gateway;
+use pando_net::{Gateway, GatewayConfig, GatewayHandle, GatewayLimits};
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
 use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
@@ -50,6 +53,7 @@ pub(crate) struct Running {
     pub(crate) channel: Channel,
     pub(crate) processes: Arc<Processes<Connection>>,
     pub(crate) guest: GuestClient<Connection>,
+    pub(crate) ports: Ports,
     pub(crate) warnings: Vec<String>,
     pub(crate) timing_ms: HashMap<String, f64>,
     /// See `ReadyResponse`.
@@ -66,6 +70,8 @@ pub(crate) struct Machine {
     pub(crate) requests: watch::Sender<usize>,
     /// Locked while a snapshot is taken.
     pub(crate) chain: tokio::sync::Mutex<Chain>,
+    /// Of the guest's network card, once there is one.
+    pub(crate) gateway: OnceLock<GatewayHandle>,
     /// Where a claim goes, while this is a slot that waits.
     pub(crate) claim: ClaimBox,
 }
@@ -89,6 +95,12 @@ pub(crate) enum StartError {
     Channel(#[from] pando_wire::channel::OpenError),
     #[error("a layer of pages cannot be used")]
     Pages(#[from] crate::restore::WritePagesError),
+    #[error("what is known of names cannot be read")]
+    Network(#[source] std::io::Error),
+    #[error("what it may reach cannot be read")]
+    Egress(#[from] pando_types::EgressError),
+    #[error("{NO_SPACE}")]
+    NoSpace,
     #[error("the warm-up failed: {0}")]
     WarmUp(String),
     #[error("{0}")]
@@ -109,6 +121,7 @@ impl Machine {
             status,
             requests: watch::Sender::new(0),
             chain: tokio::sync::Mutex::new(chain),
+            gateway: OnceLock::new(),
             claim: ClaimBox::default(),
         }
     }
@@ -140,8 +153,7 @@ impl Machine {
     async fn start(&self) -> Result<Running, StartError> {
         let mut steps = Steps::begin();
         let (config, (ctl, data), nic) = self.config()?;
-        let gateway = Gateway::new(nic).map_err(StartError::Socket)?;
-        tokio::spawn(gateway.run());
+        let gateway = self.gateway_of(nic)?;
         let qemu = Qemu::launch(config).await?;
         steps.mark("launched");
         let mut identity = Identity::of(&self.spec);
@@ -155,6 +167,7 @@ impl Machine {
                 (begin, pages) = self.bind(&qemu, &claim).await?;
                 steps.mark("bound");
             }
+            network::apply(&gateway, &claim.network)?;
             identity = claim.identity;
         }
         if let Begin::Spawn { .. } = begin {
@@ -172,7 +185,9 @@ impl Machine {
         if let Some(Wait::Warm) = wait {
             unless_ended(&qemu, self.warm_up(&channel)).await?;
             qemu.stop().await?;
-            identity = self.claimed(&qemu).await?.identity;
+            let claim = self.claimed(&qemu).await?;
+            network::apply(&gateway, &claim.network)?;
+            identity = claim.identity;
             steps = Steps::begin();
             qemu.cont().await?;
             let options = greeting(&identity, begin, false)?;
@@ -180,9 +195,11 @@ impl Machine {
             (channel, resumed) = unless_ended(&qemu, again).await?;
         }
         steps.mark("answered");
+        self.restore_network(&gateway)?;
         let config = connectrpc::client::ClientConfig::new(base_uri());
         let processes = Processes::new(ProcessClient::new(channel.ctl().clone(), config.clone()));
         let guest = GuestClient::new(channel.ctl().clone(), config);
+        let ports = Ports::new(channel.data().clone());
         let timer_error_ppm = match begin {
             Begin::Spawn { .. } => 0,
             _ => unless_ended(&qemu, self.timer_error_ppm(&guest)).await?,
@@ -192,6 +209,7 @@ impl Machine {
             channel,
             processes: Arc::new(processes),
             guest,
+            ports,
             warnings: resumed.warnings,
             timing_ms: steps.done,
             timer_error_ppm,
@@ -258,6 +276,24 @@ impl Machine {
             tb_size_mib: TB_SIZE_MIB,
         };
         Ok((config, (ctl, data), nic.into()))
+    }
+
+    /// Starts the gateway at this process's end of the network card.
+    fn gateway_of(&self, card: std::os::fd::OwnedFd) -> Result<GatewayHandle, StartError> {
+        let network = self.spec.network.as_ref();
+        let policy = network.map_or_else(|| Ok(network::nothing()), network::policy_of)?;
+        let config = GatewayConfig {
+            card,
+            policy,
+            resolvers: network
+                .map(|network| network.resolvers.clone())
+                .unwrap_or_default(),
+            names: Vec::new(),
+            limits: GatewayLimits::default(),
+        };
+        let (gateway, handle) = Gateway::new(config).map_err(StartError::Socket)?;
+        tokio::spawn(gateway.run());
+        Ok(self.gateway.get_or_init(|| handle).clone())
     }
 
     fn is_generic(&self) -> bool {
@@ -357,7 +393,8 @@ fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions
     })
 }
 
-/// Work on a VM; that the VM dies meanwhile is noticed at once.
+/// Work on a VM that comes up; that it dies meanwhile, or stands still since the host's disk
+/// is full, is noticed at once.
 pub(crate) async fn unless_ended<R, E: Into<StartError>>(
     qemu: &Qemu,
     work: impl Future<Output = Result<R, E>>,
@@ -365,6 +402,7 @@ pub(crate) async fn unless_ended<R, E: Into<StartError>>(
     tokio::select! {
         done = work => done.map_err(Into::into),
         exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
+        () = until_no_space(qemu) => Err(StartError::NoSpace),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::machine::Machine;
 use crate::passthrough::{self, Body};
+use crate::ports;
 use crate::service::Service;
 use crate::spec::ShimSpec;
 use crate::stall::until_stalled;
@@ -33,6 +34,9 @@ pub const CAUSE_FILE: &str = "shim/ended";
 /// Received but not consumed bytes of one stream and of one connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// The headers of a client's request, as far as the listener takes them.
+const HEAD_BYTES: u32 = 64 << 10;
 
 /// Why a shim cannot do its work.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +123,7 @@ async fn connection(stream: UnixStream, rpc: ConnectRpcService, machine: Arc<Mac
     let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(HEAD_BYTES)
         .max_concurrent_streams(1024)
         .serve_connection(TokioIo::new(stream), handler)
         .await;
@@ -132,6 +137,17 @@ async fn route(
     request: Request<hyper::body::Incoming>,
 ) -> Response<Body> {
     let path = request.uri().path();
+    if ports::takes(path) {
+        let Some(running) = machine.running.get() else {
+            return ports::gone();
+        };
+        let mut stalling = machine.status.subscribe();
+        return tokio::select! {
+            biased;
+            answer = running.ports.answer(request) => answer,
+            _ = until_stalled(&mut stalling) => ports::stalled(),
+        };
+    }
     if path.starts_with(passthrough::PREFIX) && path[passthrough::PREFIX.len()..].starts_with('/') {
         return match machine.running.get() {
             Some(running) => {

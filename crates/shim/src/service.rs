@@ -1,6 +1,7 @@
 //! `pando.shim.v1.Shim`: what the daemon may ask of this sandbox.
 
 use crate::machine::{Machine, Running, Status};
+use crate::network;
 use crate::processes::{Executed, Followed, Process, Start};
 use crate::replay::Stream as OutputStream;
 use crate::snapshot;
@@ -14,10 +15,12 @@ use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
 use pando_wire::shim::{
     self, AttachRequest, AttachResponse, BakeRequest, BakeResponse, ClaimRequest, ConsoleRequest,
-    ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListProcessesRequest,
-    ListProcessesResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest,
-    ReleaseResponse, SnapshotRequest, SnapshotResponse, StartProcessRequest, StartProcessResponse,
-    State, StopRequest, StopResponse, WatchRequest, WatchResponse, attach_response,
+    ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListPortsRequest,
+    ListPortsResponse, ListProcessesRequest, ListProcessesResponse, NetworkRequest,
+    NetworkResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest,
+    ReleaseResponse, SetNetworkRequest, SetNetworkResponse, SnapshotRequest, SnapshotResponse,
+    StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
+    WatchRefusalsRequest, WatchRefusalsResponse, WatchRequest, WatchResponse, attach_response,
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -28,6 +31,9 @@ const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
 /// A broken channel is seen before the VMM's end, which says why; it follows at once.
 const CAUSE_WAIT: Duration = Duration::from_secs(1);
+
+/// Ports in one answer, whatever the guest says.
+const MAX_PORTS: usize = 1024;
 
 /// The service over one machine.
 pub(crate) struct Service {
@@ -186,6 +192,35 @@ impl shim::Shim for Service {
         )))
     }
 
+    async fn set_network(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, SetNetworkRequest>,
+    ) -> ServiceResult<SetNetworkResponse> {
+        let request = request.to_owned_message();
+        let message = required(request.network.into_option(), "network")?;
+        let network = network::network_of(message).map_err(ConnectError::invalid_argument)?;
+        let applied = network::apply(self.machine.gateway()?, &network);
+        applied.map_err(|error| ConnectError::invalid_argument(error.to_string()))?;
+        Response::ok(SetNetworkResponse::default())
+    }
+
+    async fn network(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, NetworkRequest>,
+    ) -> ServiceResult<NetworkResponse> {
+        Response::ok(network::report(self.machine.gateway()?.report()))
+    }
+
+    async fn watch_refusals(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, WatchRefusalsRequest>,
+    ) -> ServiceResult<ServiceStream<WatchRefusalsResponse>> {
+        Ok(Response::stream(network::refusals(self.machine.gateway()?)))
+    }
+
     async fn ping(
         &self,
         _: RequestContext,
@@ -286,6 +321,29 @@ impl shim::Shim for Service {
         let processes = processes.iter().map(process_info).collect();
         Response::ok(ListProcessesResponse {
             processes,
+            ..Default::default()
+        })
+    }
+
+    async fn list_ports(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, ListPortsRequest>,
+    ) -> ServiceResult<ListPortsResponse> {
+        let request = pando_wire::guest::ListPortsRequest::default();
+        let listed = self
+            .or_gone(self.running()?.guest.list_ports(request))
+            .await?;
+        let ports = listed.into_owned().ports.into_iter().take(MAX_PORTS);
+        let ports = ports.map(|port| shim::ListeningPort {
+            port: port.port,
+            address: port.address,
+            pid: port.pid,
+            process: port.process,
+            ..Default::default()
+        });
+        Response::ok(ListPortsResponse {
+            ports: ports.collect(),
             ..Default::default()
         })
     }

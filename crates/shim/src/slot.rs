@@ -12,8 +12,9 @@
 
 use crate::chain::Chain;
 use crate::machine::{Machine, StartError, unless_ended};
+use crate::network::network_of;
 use crate::processes::Processes;
-use crate::spec::{self, Begin, ShimSpec};
+use crate::spec::{self, Begin, Network, ShimSpec};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
 use pando_vmm::{Binding, Qemu};
@@ -56,21 +57,24 @@ impl Identity {
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) identity: Identity,
+    pub(crate) network: Network,
     /// For a slot that fits any snapshot.
     bind: Option<Bind>,
 }
 
-impl From<ClaimRequest> for Claim {
-    fn from(request: ClaimRequest) -> Self {
-        Self {
+impl Claim {
+    fn read(request: ClaimRequest) -> Result<Self, String> {
+        let network = request.network.into_option().unwrap_or_default();
+        Ok(Self {
             identity: Identity {
                 sandbox_id: request.sandbox_id,
                 hostname: request.hostname,
                 machine_id: request.machine_id,
                 env: request.env.into_iter().collect(),
             },
+            network: network_of(network)?,
             bind: request.bind.into_option(),
-        }
+        })
     }
 }
 
@@ -103,6 +107,10 @@ impl Machine {
 
     /// Hands a waiting slot over; false when it does not wait.
     pub(crate) fn hand_over(&self, request: ClaimRequest) -> bool {
+        // Only a daemon of another version says what cannot be read.
+        let Ok(claim) = Claim::read(request) else {
+            return false;
+        };
         let Some(sender) = self.claim.take() else {
             return false;
         };
@@ -115,7 +123,7 @@ impl Machine {
             }
             waits
         });
-        waits && sender.send(request.into()).is_ok()
+        waits && sender.send(claim).is_ok()
     }
 
     /// Binds a VM that fits any snapshot to the one whose layers are in the slot.

@@ -37,6 +37,10 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(4);
 /// page cache it takes seconds.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What the device state may take. QEMU says nothing of a disk that is full while it writes
+/// it, so the room is seen to be there before.
+const DEVICE_STATE_ROOM: usize = 256 << 10;
+
 /// What a VM may write between a look at its memory and its standing still.
 const ARENA_SLACK_BYTES: u64 = 4 << 20;
 
@@ -96,6 +100,7 @@ pub(crate) async fn take(
     let frozen = running.channel.freeze(FREEZE_TIMEOUT).await;
     steps.mark("frozen");
     reached("shim.frozen", running);
+    let known = machine.gateway()?.save();
     let saved = prepared
         .save(running, &mut chain, request, &mut steps)
         .await;
@@ -107,6 +112,10 @@ pub(crate) async fn take(
     let pause_ms = steps.mark("thawed");
     reached("shim.went_on", running);
     let (captured, writer) = saved?;
+    if request.memory {
+        let path = machine.slot().join(spec::TAKEN_NETWORK);
+        std::fs::write(path, known).map_err(failed)?;
+    }
     let (dirty_pages, method) = match (captured, writer) {
         (Some(captured), Some(writer)) => write(&mut chain, captured, writer).await?,
         _ => (0, ""),
@@ -174,11 +183,18 @@ impl Prepared {
         request: &SnapshotRequest,
     ) -> Result<Self, ConnectError> {
         let slot = machine.slot();
-        for name in [spec::TAKEN_PAGES, spec::TAKEN_DEVICE_STATE] {
+        for name in [
+            spec::TAKEN_PAGES,
+            spec::TAKEN_DEVICE_STATE,
+            spec::TAKEN_NETWORK,
+        ] {
             remove(&slot.join(name)).map_err(failed)?;
         }
         let memory = match request.memory {
-            true => Some(prepare_memory(machine, running, chain).await?),
+            true => {
+                see_room(&slot.join(spec::TAKEN_DEVICE_STATE)).map_err(failed)?;
+                Some(prepare_memory(machine, running, chain).await?)
+            }
             false => None,
         };
         let path = slot.join(spec::disk(chain.disks));
@@ -310,6 +326,7 @@ fn answer<E>(
     SnapshotResponse {
         pages_file: file(spec::TAKEN_PAGES),
         device_state_file: file(spec::TAKEN_DEVICE_STATE),
+        network_file: file(spec::TAKEN_NETWORK),
         disk_files: chain.unkept_disks().map(spec::disk).collect(),
         dirty_pages,
         forced: frozen.is_err(),
@@ -327,6 +344,13 @@ fn reached(point: &'static str, running: &Running) {
         running.qemu.kill();
     }
     fault::point(point);
+}
+
+/// Fails where the device state would find no room.
+fn see_room(path: &Path) -> io::Result<()> {
+    let written = std::fs::write(path, vec![0; DEVICE_STATE_ROOM]);
+    remove(path)?;
+    written
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The read-only root image in the slot.
@@ -15,6 +16,10 @@ pub const DEVICE_STATE: &str = "device-state";
 pub const TAKEN_PAGES: &str = "taken-pages";
 /// See [`TAKEN_PAGES`].
 pub const TAKEN_DEVICE_STATE: &str = "taken-device-state";
+/// What a snapshot's gateway knew of names and connections, in the slot.
+pub const NETWORK: &str = "network";
+/// What a snapshot writes of that, until the daemon has its own.
+pub const TAKEN_NETWORK: &str = "taken-network";
 /// Kernel of a cold boot.
 pub const KERNEL: &str = "kernel";
 /// Initrd of a cold boot.
@@ -77,6 +82,19 @@ pub struct Slot {
     pub warm_up: Vec<Vec<String>>,
 }
 
+/// What the guest may reach.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// In order, as [`pando_types::EgressRule`] is written; the first that matches
+    /// decides.
+    pub rules: Vec<String>,
+    /// Whether the rest is allowed.
+    pub allow_rest: bool,
+    /// Where names are asked.
+    pub resolvers: Vec<SocketAddr>,
+}
+
 /// Everything a shim needs; its working directory is the sandbox's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -110,6 +128,8 @@ pub struct ShimSpec {
     pub machine_id: String,
     /// Environment of every process.
     pub env: BTreeMap<String, String>,
+    /// What it may reach: nothing in a slot, before it is claimed, and in a bake.
+    pub network: Option<Network>,
     /// Present in a slot, which waits to be claimed. Hostname and machine id may change
     /// then, and the environment comes only then.
     pub slot: Option<Slot>,

@@ -10,6 +10,9 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 
+/// Why a VM stands still, or did not come up, where there is no room on the host.
+pub const NO_SPACE: &str = "the host's disk is full";
+
 /// Between two tries. Each is one disk request that fails again.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -33,7 +36,7 @@ impl Machine {
                     reason,
                 }) => {
                     let what = match no_space {
-                        true => "the host's disk is full",
+                        true => NO_SPACE,
                         false => reason.as_str(),
                     };
                     self.outlast(qemu, what).await;
@@ -76,6 +79,18 @@ impl Machine {
             }
             new
         });
+    }
+}
+
+/// Resolves when a disk request of the VM fails for want of space; never, once QEMU is gone.
+pub(crate) async fn until_no_space(qemu: &Qemu) {
+    let mut events = qemu.subscribe();
+    loop {
+        match events.recv().await {
+            Ok(VmEvent::BlockIoError { no_space: true, .. }) => return,
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
     }
 }
 

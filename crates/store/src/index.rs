@@ -14,7 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const MIGRATIONS: [&str; 2] = [include_str!("schema_1.sql"), include_str!("schema_2.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("schema_1.sql"),
+    include_str!("schema_2.sql"),
+    include_str!("schema_3.sql"),
+];
 
 /// What SQLite lets its log grow to before it writes it back: 1000 pages.
 const LOG_RESERVED_BYTES: u64 = 4 << 20;
@@ -112,6 +116,8 @@ pub struct SandboxRow {
     pub home: Option<String>,
     /// The snapshot that holds it while it is paused.
     pub paused_in: Option<String>,
+    /// JSON object: what it may reach.
+    pub egress: String,
 }
 
 /// A snapshot's row. What it is made of is in its manifest.
@@ -151,6 +157,8 @@ pub struct SnapshotRow {
     pub dirty_pages: u64,
     /// The guest came to rest in time.
     pub clean: bool,
+    /// JSON object: what its sandbox might reach.
+    pub egress: String,
 }
 
 /// A template's row.
@@ -166,6 +174,8 @@ pub struct TemplateRow {
     pub root: String,
     /// JSON: how it was made, for making it again.
     pub recipe: String,
+    /// JSON object: what its sandboxes may reach, unless they say otherwise.
+    pub egress: String,
     /// When it was made.
     pub created_at: SystemTime,
 }
@@ -243,7 +253,7 @@ impl Index {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Connection> {
         // A panic while the lock was held left no half transaction: SQLite rolled it back.
         self.connection
             .lock()
@@ -273,14 +283,15 @@ impl Index {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Adds or replaces a template.
+    /// Adds or replaces a template; what its sandboxes may reach stays as it was.
     ///
     /// # Errors
     /// SQLite failed.
     pub fn put_template(&self, row: &TemplateRow) -> Result<(), IndexError> {
         self.lock().execute(
-            "INSERT OR REPLACE INTO templates (tenant, name, tag, root, recipe, created_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            params![row.tenant, row.name, row.tag, row.root, row.recipe, millis(row.created_at)],
+            "INSERT INTO templates (tenant, name, tag, root, recipe, created_at_ms, egress) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+             ON CONFLICT (tenant, name, tag) DO UPDATE SET root = ?4, recipe = ?5, created_at_ms = ?6",
+            params![row.tenant, row.name, row.tag, row.root, row.recipe, millis(row.created_at), row.egress],
         )?;
         Ok(())
     }
@@ -314,7 +325,7 @@ impl Index {
     pub fn templates(&self, tenant: &str) -> Result<Vec<TemplateRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT tenant, name, tag, root, recipe, created_at_ms FROM templates WHERE tenant = ?1 ORDER BY name, tag",
+            "SELECT tenant, name, tag, root, recipe, created_at_ms, egress FROM templates WHERE tenant = ?1 ORDER BY name, tag",
         )?;
         let rows = statement.query_map([tenant], template_row)?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -327,7 +338,7 @@ impl Index {
     pub fn all_templates(&self) -> Result<Vec<TemplateRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT tenant, name, tag, root, recipe, created_at_ms FROM templates",
+            "SELECT tenant, name, tag, root, recipe, created_at_ms, egress FROM templates",
         )?;
         let rows = statement.query_map([], template_row)?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -341,12 +352,12 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
             params![
                 row.id, row.tenant, row.name, row.state.as_str(), row.state_reason, row.template, row.root, row.cpus,
                 row.memory_mib, row.env, row.labels, row.isolation, millis(row.created_at), row.started_at.map(millis), row.boot_id,
-                row.parent, row.home, row.paused_in
+                row.parent, row.home, row.paused_in, row.egress
             ],
         );
         match inserted {
@@ -399,12 +410,12 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
             params![
                 row.id, row.tenant, row.name, row.kind.as_str(), row.sandbox, row.parent, row.template, row.cpus,
                 row.memory_mib, row.labels, row.note, millis(row.created_at), row.pause_ms, row.durable_ms,
-                count(row.bytes), count(row.dirty_pages), row.clean
+                count(row.bytes), count(row.dirty_pages), row.clean, row.egress
             ],
         );
         match inserted {
@@ -438,12 +449,55 @@ impl Index {
     pub fn snapshots(&self) -> Result<Vec<SnapshotRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean
+            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress
              FROM snapshots ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], snapshot_row)?;
         rows.map(|row| row?.ok_or(IndexError::Malformed("snapshot kind")))
             .collect()
+    }
+
+    /// Writes what a sandbox may reach, and its event, in one transaction.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn set_sandbox_egress(
+        &self,
+        id: &str,
+        egress: &str,
+        event: &NewEvent<'_>,
+    ) -> Result<(), IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        transaction.execute(
+            "UPDATE sandboxes SET egress = ?2 WHERE id = ?1",
+            [id, egress],
+        )?;
+        insert_event(&transaction, event)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Writes what a template's sandboxes may reach, and its event; false if there is none.
+    ///
+    /// # Errors
+    /// SQLite failed.
+    pub fn set_template_egress(
+        &self,
+        (tenant, name, tag): (&str, &str, &str),
+        egress: &str,
+        event: &NewEvent<'_>,
+    ) -> Result<bool, IndexError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let changed = transaction.execute(
+            "UPDATE templates SET egress = ?4 WHERE tenant = ?1 AND name = ?2 AND tag = ?3",
+            [tenant, name, tag, egress],
+        )?;
+        if changed > 0 {
+            insert_event(&transaction, event)?;
+        }
+        transaction.commit()?;
+        Ok(changed > 0)
     }
 
     /// Removes a sandbox's row and writes the event in one transaction.
@@ -454,6 +508,7 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         transaction.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
+        transaction.execute("DELETE FROM ports WHERE sandbox = ?1", [id])?;
         insert_event(&transaction, event)?;
         Ok(transaction.commit()?)
     }
@@ -465,7 +520,7 @@ impl Index {
     pub fn sandboxes(&self) -> Result<Vec<SandboxRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in
+            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress
              FROM sandboxes ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], sandbox_row)?;
@@ -555,6 +610,7 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
         parent: row.get(15)?,
         home: row.get(16)?,
         paused_in: row.get(17)?,
+        egress: row.get(18)?,
     }))
 }
 
@@ -580,6 +636,7 @@ fn snapshot_row(row: &Row<'_>) -> rusqlite::Result<Option<SnapshotRow>> {
         bytes: row.get::<_, i64>(14)?.unsigned_abs(),
         dirty_pages: row.get::<_, i64>(15)?.unsigned_abs(),
         clean: row.get(16)?,
+        egress: row.get(17)?,
     }))
 }
 
@@ -596,10 +653,14 @@ fn template_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<TemplateRow> {
         root: row.get(3)?,
         recipe: row.get(4)?,
         created_at: time(row.get(5)?),
+        egress: row.get(6)?,
     })
 }
 
-fn insert_event(connection: &Connection, event: &NewEvent<'_>) -> Result<(), IndexError> {
+pub(crate) fn insert_event(
+    connection: &Connection,
+    event: &NewEvent<'_>,
+) -> Result<(), IndexError> {
     connection
         .prepare_cached(
             "INSERT INTO events (at_ms, tenant, kind, subject, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -683,17 +744,19 @@ fn time(millis: i64) -> SystemTime {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const EVENT: NewEvent<'static> = NewEvent {
+    pub(crate) const EVENT: NewEvent<'static> = NewEvent {
         tenant: "default",
         kind: "sandbox.created",
         subject: "s",
         detail: "",
     };
 
-    fn row(id: &str, name: Option<&str>) -> SandboxRow {
+    const EGRESS: &str = r#"{"default":"deny","rules":[]}"#;
+
+    pub(crate) fn row(id: &str, name: Option<&str>) -> SandboxRow {
         SandboxRow {
             id: id.into(),
             tenant: "default".into(),
@@ -713,6 +776,7 @@ mod tests {
             parent: None,
             home: None,
             paused_in: None,
+            egress: EGRESS.into(),
         }
     }
 
@@ -735,6 +799,7 @@ mod tests {
             bytes: 1 << 40,
             dirty_pages: 3,
             clean: true,
+            egress: EGRESS.into(),
         }
     }
 
@@ -781,7 +846,7 @@ mod tests {
         assert_eq!((version, kept), (1, 1));
     }
 
-    fn fresh() -> (tempfile::TempDir, Index) {
+    pub(crate) fn fresh() -> (tempfile::TempDir, Index) {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::open(&dir.path().join("pando.db")).unwrap();
         (dir, index)

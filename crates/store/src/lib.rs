@@ -21,6 +21,7 @@ mod manifest;
 mod materialized;
 mod merged;
 pub mod pages;
+mod ports;
 pub mod qcow2;
 mod sandbox_dir;
 mod snapshots;
@@ -33,6 +34,7 @@ pub use layer::{Layer, LayerError, Verified, hash_file};
 pub use manifest::{Machine, Manifest, ManifestError, SavedState};
 pub use materialized::{Materialized, MemorySource};
 pub use merged::Merges;
+pub use ports::PortRow;
 pub use sandbox_dir::{SHIM, SLOT, SandboxDir, SandboxDirs, read_untrusted};
 pub use snapshots::{Snapshot, Snapshots, Staging, StoreError, link_or_copy};
 

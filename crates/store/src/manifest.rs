@@ -122,6 +122,8 @@ pub struct Manifest {
     pub pages: Vec<Layer>,
     /// The VMM's device state; `None` where no memory is kept, or none to go on from.
     pub device_state: Option<Layer>,
+    /// What the gateway knew of names and connections; `None` where no memory is kept.
+    pub network: Option<Layer>,
     /// The channel was quiet at a freeze barrier; otherwise a child must resynchronise.
     pub clean_barrier: bool,
 }
@@ -187,6 +189,7 @@ impl Manifest {
             .chain(&self.memory)
             .chain(&self.pages)
             .chain(&self.device_state)
+            .chain(&self.network)
     }
 
     fn check_names(&self) -> Result<(), ManifestError> {
@@ -240,6 +243,7 @@ pub(crate) mod tests {
             memory: Some(layer("memory")),
             pages: vec![layer("pages.0")],
             device_state: Some(layer("device-state")),
+            network: None,
             clean_barrier: true,
         }
     }

@@ -104,7 +104,8 @@ impl Merged {
             .root_image
             .iter()
             .chain(&old.memory)
-            .chain(&old.device_state);
+            .chain(&old.device_state)
+            .chain(&old.network);
         let others = others.map(|layer| (snapshot.path(layer), layer.clone()));
         for (from, layer) in others.chain(pages.iter().chain(&disks).cloned()) {
             let to = target.join(&layer.file);

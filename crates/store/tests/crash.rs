@@ -66,6 +66,7 @@ fn publish(dir: &Path) -> Snapshots {
         memory: Some(layer("memory")),
         pages: vec![layer("pages.0")],
         device_state: Some(layer("device-state")),
+        network: None,
         clean_barrier: true,
     };
     snapshots

@@ -10,12 +10,14 @@
 
 mod api;
 mod footprint;
+pub mod lab;
 mod loop_fs;
 mod swap;
 mod world;
 
 pub use api::{Answer, Api};
 pub use footprint::Footprint;
+pub use lab::Lab;
 pub use loop_fs::{FileSystem, LoopFs};
 pub use swap::SwapFile;
 pub use world::{Options, Ran, World, pando};

@@ -569,7 +569,7 @@ pub(crate) fn open_to_all(path: &Path) {
 }
 
 /// The last 20 KiB of a file.
-fn tail(path: &Path) -> String {
+pub(crate) fn tail(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(mut file) = std::fs::File::open(path) {
         drop(file.read_to_end(&mut bytes));

@@ -5,6 +5,7 @@
 //! over it. The services are generated from `proto/` by `cargo xtask codegen`.
 
 pub mod channel;
+pub mod tunnel;
 
 #[allow(
     missing_docs,

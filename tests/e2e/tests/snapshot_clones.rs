@@ -270,6 +270,20 @@ fn spinning(world: &World) -> String {
 }
 
 #[test]
+fn the_clock_of_the_source_is_right_after_many_pauses() {
+    let world = World::start();
+    let id = world.create();
+    for _ in 0..20 {
+        world.ok(["snapshot", &id]);
+    }
+    let (least, most) = clock_error(&world, &id);
+    assert!(
+        least < CLOCK_TOLERANCE && most > -CLOCK_TOLERANCE,
+        "{least} to {most} s ahead"
+    );
+}
+
+#[test]
 fn what_processes_spin_on_during_a_snapshot_differs_in_every_clone() {
     let world = World::start();
     let parent = spinning(&world);

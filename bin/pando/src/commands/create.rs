@@ -1,5 +1,6 @@
 //! `pando create`, and making a sandbox for `run`.
 
+use super::net;
 use crate::cli::{Create, SandboxFlags};
 use crate::exit;
 use crate::output;
@@ -31,6 +32,7 @@ pub(super) fn request(flags: &SandboxFlags) -> CreateSandboxRequest {
         cpus: flags.cpus,
         memory_mib: flags.memory,
         start: flags.start.clone(),
+        egress: net::egress(&flags.egress),
         ..CreateSandboxRequest::default()
     }
 }

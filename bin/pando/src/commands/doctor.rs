@@ -65,6 +65,8 @@ pub(super) fn doctor(global: &Global, flags: &Doctor) -> anyhow::Result<u8> {
         "cache directory",
         &config.path(SettingKey::CacheDir),
     ));
+    let groups = std::fs::read_to_string(PING_GROUPS).unwrap_or_default();
+    checks.push(check_pings(&groups));
     checks.extend(check_daemon(&config));
     if flags.json {
         output::json(&checks)?;
@@ -98,6 +100,31 @@ fn print_paths(config: &Config, json: bool) -> anyhow::Result<u8> {
             .for_each(|(name, path)| output::line(&format!("{name:<8} {}", path.display())));
     }
     Ok(exit::DONE)
+}
+
+/// The groups that may open a socket for pings; `1 0` is nobody.
+const PING_GROUPS: &str = "/proc/sys/net/ipv4/ping_group_range";
+
+/// The highest group that a sandbox's process may have, whoever runs the daemon.
+const HIGHEST_GROUP: u64 = 0x7fff_ffff;
+
+/// Whether sandboxes can ping: their processes are nobody's in particular.
+fn check_pings(groups: &str) -> Check {
+    let range: Vec<u64> = groups
+        .split_whitespace()
+        .filter_map(|group| group.parse().ok())
+        .collect();
+    match range[..] {
+        [0, last] if last >= HIGHEST_GROUP => {
+            Check::new("pings", Outcome::Ok, "sandboxes can ping the world")
+        }
+        _ => Check::new(
+            "pings",
+            Outcome::Warning,
+            "the host does not let programs ping: pings from sandboxes are refused, or from some of them",
+        )
+        .fix("`sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"` lets them"),
+    }
 }
 
 /// Whether a directory can be written to, or made.
@@ -153,4 +180,17 @@ fn check_version(of_daemon: &str) -> Check {
         format!("this program is {own}, the daemon {of_daemon}"),
     )
     .fix("`pando stop`, then `pando serve --detach` with this program; sandboxes run on")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pings_need_every_group_that_a_sandbox_may_have() {
+        assert_eq!(check_pings("0\t2147483647\n").outcome, Outcome::Ok);
+        for groups in ["1\t0\n", "0\t100\n", "1000\t2147483647\n", ""] {
+            assert_eq!(check_pings(groups).outcome, Outcome::Warning, "{groups:?}");
+        }
+    }
 }

@@ -9,6 +9,8 @@ mod doctor;
 mod events;
 mod exec;
 mod logs;
+mod net;
+mod port;
 mod run;
 mod sandboxes;
 mod serve;
@@ -48,7 +50,9 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Snapshot(flags) => ask(&global, |client| snapshots::snapshot(client, flags)),
         Command::Fork(flags) => ask(&global, |client| snapshots::fork(client, flags)),
         Command::Rollback(flags) => ask(&global, |client| snapshots::rollback(client, flags)),
+        Command::Port(flags) => ask(&global, |client| port::port(client, flags)),
         Command::Tree(flags) => ask(&global, |client| tree::tree(client, flags)),
+        Command::Net(flags) => ask(&global, |client| net::net(client, flags)),
         Command::Df(flags) => ask(&global, |client| df::df(client, flags)),
         Command::Stop(flags) => stop::stop(&global, flags),
         Command::Logs(flags) => logs::logs(&global, flags),

@@ -13,9 +13,10 @@ use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
 use pando_engine::{
-    AcceleratorWish, BakeOptions, Engine, EngineConfig, OpenError, PoolConfig, WarmCount,
+    AcceleratorWish, Access, BakeOptions, Engine, EngineConfig, OpenError, PoolConfig, PortsConfig,
+    WarmCount,
 };
-use pando_http::HttpConfig;
+use pando_http::{HttpConfig, PublicUrl};
 use pando_shim::host::QemuVersion;
 use pando_types::{Accelerator, Size};
 use std::fs;
@@ -95,6 +96,7 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
+        public_url: public_url(config)?,
     };
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
@@ -147,9 +149,11 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
             }
         },
         pool: pool_config(config)?,
+        ports: ports_config(config)?,
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
             .unwrap_or_default(),
+        dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
         jail: true,
@@ -161,6 +165,50 @@ fn pool_config(config: &Config) -> anyhow::Result<PoolConfig> {
     let warm = warm.map_err(|error: String| Failure::usage(format!("`warm`: {error}")))?;
     let reserve_mib = number(config, SettingKey::ReserveMib, "reserve_mib")?;
     Ok(PoolConfig { warm, reserve_mib })
+}
+
+fn public_url(config: &Config) -> anyhow::Result<Option<PublicUrl>> {
+    let text = Some(config.get(SettingKey::PublicUrl)).filter(|text| !text.is_empty());
+    let url = text.map(str::parse).transpose();
+    url.map_err(|error| Failure::usage(format!("`public_url`: {error}")).into())
+}
+
+fn ports_config(config: &Config) -> anyhow::Result<PortsConfig> {
+    let wrong = |name: &str, value: &str, what: &str| -> anyhow::Error {
+        Failure::usage(format!("`{name}` is `{value}`: {what}")).into()
+    };
+    let bind = config.get(SettingKey::PortBind);
+    let range = config.get(SettingKey::PortRange);
+    let access = match config.get(SettingKey::PortAccess) {
+        "auto" if is_private(config) => Access::Public,
+        "auto" => Access::Token,
+        word => word
+            .parse()
+            .map_err(|_| wrong("port_access", word, "choose auto, public or token"))?,
+    };
+    Ok(PortsConfig {
+        bind: bind
+            .parse()
+            .map_err(|_| wrong("port_bind", bind, "give an IP address"))?,
+        range: port_range(range)
+            .ok_or_else(|| wrong("port_range", range, "give two ports, such as 20000-29999"))?,
+        access,
+    })
+}
+
+fn port_range(text: &str) -> Option<std::ops::RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (0 < first && first <= last).then_some(first..=last)
+}
+
+/// Whether the daemon is for programs of this machine alone.
+fn is_private(config: &Config) -> bool {
+    let listen = config.get(SettingKey::Listen);
+    let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    let loopback = address.map_or(host == "localhost", |address| address.is_loopback());
+    loopback && config.get(SettingKey::PublicUrl).is_empty()
 }
 
 /// A setting that is a number, or is not set.
@@ -274,9 +322,15 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
         ("--listen", SettingKey::Listen),
         ("--accel", SettingKey::Accel),
         ("--warm", SettingKey::Warm),
+        ("--public-url", SettingKey::PublicUrl),
+        ("--port-bind", SettingKey::PortBind),
+        ("--port-range", SettingKey::PortRange),
+        ("--port-access", SettingKey::PortAccess),
         ("--state-dir", SettingKey::StateDir),
     ] {
-        command.args([flag, config.get(key)]);
+        if !config.get(key).is_empty() {
+            command.args([flag, config.get(key)]);
+        }
     }
     if config.source(SettingKey::ConfigFile) != crate::config::Source::Default {
         command.args(["--config", config.get(SettingKey::ConfigFile)]);

@@ -2,10 +2,10 @@
 
 use super::sandboxes::age_since;
 use super::{block_on, client, load, remove_each, serve};
-use crate::cli::{Bake, Global, List, ManyTemplates, TemplateCommand, Warm};
+use crate::cli::{Bake, Global, List, ManyTemplates, TemplateCommand, TemplateNet, Warm};
 use crate::exit;
 use crate::output;
-use pando_client::api::{BakeRequest, Template, WarmRequest};
+use pando_client::api::{BakeRequest, ChangeRequest, Template, WarmRequest};
 use pando_client::{Client, ClientError};
 
 /// Looks after templates.
@@ -14,6 +14,7 @@ pub(super) fn template(global: &Global, command: TemplateCommand) -> anyhow::Res
     match command {
         TemplateCommand::Ls(flags) => block_on(ls(client(&config)?, flags)),
         TemplateCommand::Rm(flags) => block_on(rm(client(&config)?, flags)),
+        TemplateCommand::Net(flags) => block_on(net(client(&config)?, flags)),
         TemplateCommand::Warm(flags) => block_on(warm(client(&config)?, flags)),
         TemplateCommand::Bake(flags) => {
             let client = client(&config)?;
@@ -63,6 +64,28 @@ async fn warm(client: Client, flags: Warm) -> anyhow::Result<u8> {
     };
     client.warm_template(&flags.name, &wanted).await?;
     output::line(&flags.name);
+    Ok(exit::DONE)
+}
+
+async fn net(client: Client, flags: TemplateNet) -> anyhow::Result<u8> {
+    let templates = client.templates().await?;
+    let egress = match super::net::egress(&flags.egress) {
+        Some(egress) => {
+            let change = ChangeRequest {
+                egress: Some(egress),
+            };
+            client.change_template(&flags.name, &change).await?.egress
+        }
+        None => {
+            let named = |template: &&Template| template.name == flags.name;
+            let found = templates.iter().find(named);
+            let missing = || anyhow::anyhow!("template `{}` not found", flags.name);
+            found.ok_or_else(missing)?.egress.clone()
+        }
+    };
+    super::net::rules(&egress)
+        .iter()
+        .for_each(|rule| output::line(rule));
     Ok(exit::DONE)
 }
 

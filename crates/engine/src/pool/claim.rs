@@ -97,6 +97,7 @@ impl Engine {
         deadline: Instant,
     ) -> Result<Arc<Entry>, EngineError> {
         let request = ClaimRequest {
+            network: self.network_policy(wish.egress)?.into(),
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
             env: wish.request.env.clone().into_iter().collect(),
@@ -133,6 +134,7 @@ impl Engine {
             && let Some(taken) = self.inner.pool.take(&shape)
         {
             let request = ClaimRequest {
+                network: self.network_policy(&entry.row().egress)?.into(),
                 sandbox_id: entry.id.to_string(),
                 hostname: entry.id.to_string(),
                 machine_id: ids::machine_id(&entry.id),

@@ -10,6 +10,7 @@ use super::take::Taken;
 use crate::bake::Ingredients;
 use crate::engine::{Change, Engine, Moved};
 use crate::lifecycle::Operation;
+use crate::network::egress_json;
 use crate::request::{Caller, CreateSandbox, Fork, Forked, Sandbox, Snapshot, Start, TakeSnapshot};
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess, log_last_words};
@@ -109,6 +110,10 @@ impl Engine {
             labels: to_json(&request.labels)?,
             parent: Some(row.id.clone()),
             template: row.template.clone(),
+            egress: match &request.egress {
+                Some(policy) => egress_json(policy)?,
+                None => row.egress.clone(),
+            },
             ..self.child_row(caller, &stored)?
         };
         let made = self.make_child(child, &origin).await?;
@@ -182,6 +187,7 @@ impl Engine {
             labels: to_json(&checked.labels)?,
             parent: entry.row().parent,
             template: row.template.clone(),
+            egress: row.egress.clone(),
             ..self.child_row(&Caller { tenant: row.tenant }, stored)?
         };
         let children = self.make_children(request.count, child, &origin).await;

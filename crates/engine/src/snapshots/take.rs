@@ -104,6 +104,7 @@ impl Engine {
             bytes: cost.bytes,
             dirty_pages: cost.dirty_pages,
             clean: cost.clean,
+            egress: sandbox.egress,
         };
         self.write_row(row.clone()).await?;
         // The row itself is the last that must be on the disk.
@@ -316,6 +317,7 @@ impl Draft {
             memory: None,
             pages: Vec::new(),
             device_state: None,
+            network: None,
             clean_barrier: !self.response.forced,
         };
         if full {
@@ -328,6 +330,7 @@ impl Draft {
                 .push(adopt(&self.response.pages_file, &name)?);
             let state = adopt(&self.response.device_state_file, spec::DEVICE_STATE)?;
             manifest.device_state = Some(state);
+            manifest.network = Some(adopt(&self.response.network_file, spec::NETWORK)?);
         }
         for file in &self.response.disk_files {
             let name = spec::disk(manifest.disks.len());
@@ -339,7 +342,11 @@ impl Draft {
             pando_sys::file::allocated_bytes(&stored.path(layer)).unwrap_or(0)
         });
         let bytes = bytes.sum::<u64>() + stored.manifest_bytes();
-        for name in [spec::TAKEN_PAGES, spec::TAKEN_DEVICE_STATE] {
+        for name in [
+            spec::TAKEN_PAGES,
+            spec::TAKEN_DEVICE_STATE,
+            spec::TAKEN_NETWORK,
+        ] {
             // They have served; the next snapshot removes them too.
             drop(dir.unlink(name));
         }

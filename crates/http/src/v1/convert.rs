@@ -1,16 +1,19 @@
 //! Between the API's types and the engine's.
 
+pub(super) mod network;
 pub(super) mod snapshots;
 
 use crate::error::ApiError;
+use crate::urls::Urls;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use pando_api as api;
 use pando_api::stream;
+use pando_engine::Port;
 use pando_engine::request as engine;
 use pando_types::limits::EXEC_STDIN_BYTES;
-use pando_types::{Name, Size, TemplateRef};
+use pando_types::{Name, SandboxId, Size, TemplateRef};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{Duration, SystemTime};
@@ -72,6 +75,7 @@ pub(super) fn create_sandbox(
         memory_mib: request.memory_mib,
         env: request.env,
         labels: request.labels,
+        egress: request.egress.map(network::egress).transpose()?,
         start,
     })
 }
@@ -106,8 +110,9 @@ fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
 }
 
 /// A sandbox as the API says it.
-pub(super) fn sandbox(sandbox: engine::Sandbox) -> api::Sandbox {
+pub(super) fn sandbox(urls: &Urls, sandbox: engine::Sandbox) -> api::Sandbox {
     api::Sandbox {
+        url_template: urls.template(sandbox.id.as_str()),
         id: sandbox.id.to_string(),
         name: sandbox.name.map(|name| name.to_string()),
         state: sandbox.state.to_string(),
@@ -123,8 +128,23 @@ pub(super) fn sandbox(sandbox: engine::Sandbox) -> api::Sandbox {
         cpus: sandbox.size.cpus(),
         memory_mib: sandbox.size.memory_mib(),
         labels: sandbox.labels,
+        egress: network::egress_of(&sandbox.egress),
         created_at: timestamp(sandbox.created_at),
         started_at: sandbox.started_at.map(timestamp),
+    }
+}
+
+/// A port as the API says it.
+pub(super) fn port(urls: &Urls, sandbox: &SandboxId, port: Port) -> api::Port {
+    api::Port {
+        port: port.port,
+        open: !port.addresses.is_empty(),
+        addresses: port.addresses,
+        pid: port.pid,
+        process: port.process,
+        url: urls.of(sandbox.as_str(), port.port),
+        raw: port.raw.map(|raw| raw.to_string()),
+        access: port.access.as_str().to_owned(),
     }
 }
 
@@ -326,6 +346,7 @@ pub(super) fn template(template: engine::Template) -> api::Template {
     api::Template {
         name: template.reference.to_string(),
         content_hash: template.content_hash,
+        egress: network::egress_of(&template.egress),
         baked: template.baked.into_iter().map(size).collect(),
         disk_bytes: template.disk_bytes,
         created_at: timestamp(template.created_at),

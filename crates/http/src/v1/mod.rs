@@ -7,6 +7,8 @@ mod convert;
 mod exec;
 mod files;
 mod guest_file;
+mod network;
+mod ports;
 mod sandboxes;
 mod server_info;
 mod snapshots;
@@ -15,6 +17,7 @@ mod stream;
 
 use crate::gate::{no_method, no_route};
 use crate::metrics::Metrics;
+use crate::urls::Urls;
 use axum::Router;
 use axum::routing::{MethodFilter, MethodRouter, on};
 use pando_api::route::{Method, Operation, ROUTES};
@@ -26,10 +29,11 @@ use std::sync::Arc;
 pub(super) struct Api {
     engine: Engine,
     metrics: Arc<Metrics>,
+    urls: Arc<Urls>,
 }
 
 /// The routes of the native door.
-pub(crate) fn router(engine: Engine, metrics: Arc<Metrics>) -> Router {
+pub(crate) fn router(engine: Engine, metrics: Arc<Metrics>, urls: Arc<Urls>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         router = router.route(route.path, handler(route.operation, filter(route.method)));
@@ -37,7 +41,11 @@ pub(crate) fn router(engine: Engine, metrics: Arc<Metrics>) -> Router {
     router
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .with_state(Api { engine, metrics })
+        .with_state(Api {
+            engine,
+            metrics,
+            urls,
+        })
 }
 
 fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
@@ -45,6 +53,8 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::CreateSandbox => on(filter, sandboxes::create),
         Operation::ListSandboxes => on(filter, sandboxes::list),
         Operation::GetSandbox => on(filter, sandboxes::get),
+        Operation::ChangeSandbox => on(filter, network::change),
+        Operation::Network => on(filter, network::show),
         Operation::RemoveSandbox => on(filter, sandboxes::remove),
         Operation::StopSandbox => on(filter, sandboxes::stop),
         Operation::StartSandbox => on(filter, sandboxes::start),
@@ -53,6 +63,9 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::TakeSnapshot => on(filter, snapshots::take),
         Operation::ForkSandbox => on(filter, snapshots::fork),
         Operation::RollBackSandbox => on(filter, snapshots::roll_back),
+        Operation::ListPorts => on(filter, ports::list),
+        Operation::OpenPort => on(filter, ports::open),
+        Operation::ClosePort => on(filter, ports::close),
         Operation::ListSnapshots => on(filter, snapshots::list),
         Operation::GetSnapshot => on(filter, snapshots::get),
         Operation::RemoveSnapshot => on(filter, snapshots::remove),
@@ -73,6 +86,7 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::ListEvents => on(filter, server_info::events),
         Operation::ListTemplates => on(filter, server_info::templates),
         Operation::WarmTemplate => on(filter, server_info::warm),
+        Operation::ChangeTemplate => on(filter, network::change_template),
         Operation::RemoveTemplate => on(filter, server_info::remove_template),
         Operation::BakeTemplate => on(filter, server_info::bake),
         Operation::Status => on(filter, server_info::status),
@@ -88,6 +102,7 @@ fn filter(method: Method) -> MethodFilter {
         Method::Get => MethodFilter::GET,
         Method::Post => MethodFilter::POST,
         Method::Put => MethodFilter::PUT,
+        Method::Patch => MethodFilter::PATCH,
         Method::Delete => MethodFilter::DELETE,
     }
 }

@@ -11,6 +11,7 @@ use pando_api as api;
 use pando_engine::EngineError;
 use pando_engine::request::Caller;
 use std::future::Future;
+use std::sync::Arc;
 
 /// Runs to its end even if the client hangs up, so that no operation stops half-way.
 pub(super) async fn to_the_end<T: Send + 'static>(
@@ -32,7 +33,7 @@ pub(super) async fn create(
         .engine
         .create(&caller, convert::create_sandbox(request)?)
         .await?;
-    Ok((StatusCode::CREATED, Json(convert::sandbox(made))))
+    Ok((StatusCode::CREATED, Json(convert::sandbox(&api.urls, made))))
 }
 
 /// Lists the caller's sandboxes.
@@ -42,7 +43,10 @@ pub(super) async fn list(
 ) -> Result<Json<api::SandboxList>, ApiError> {
     let sandboxes = api.engine.list(&caller).await?;
     Ok(Json(api::SandboxList {
-        sandboxes: sandboxes.into_iter().map(convert::sandbox).collect(),
+        sandboxes: sandboxes
+            .into_iter()
+            .map(|sandbox| convert::sandbox(&api.urls, sandbox))
+            .collect(),
     }))
 }
 
@@ -52,9 +56,8 @@ pub(super) async fn get(
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    Ok(Json(convert::sandbox(
-        api.engine.get(&caller, &sandbox).await?,
-    )))
+    let found = api.engine.get(&caller, &sandbox).await?;
+    Ok(Json(convert::sandbox(&api.urls, found)))
 }
 
 /// Removes one.
@@ -73,8 +76,9 @@ pub(super) async fn stop(
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
+    let urls = Arc::clone(&api.urls);
     let stopped = to_the_end(async move { api.engine.stop(&caller, &sandbox).await }).await?;
-    Ok(Json(convert::sandbox(stopped)))
+    Ok(Json(convert::sandbox(&urls, stopped)))
 }
 
 /// Starts one on its disk.
@@ -83,8 +87,9 @@ pub(super) async fn start(
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
+    let urls = Arc::clone(&api.urls);
     let started = to_the_end(async move { api.engine.start(&caller, &sandbox).await }).await?;
-    Ok(Json(convert::sandbox(started)))
+    Ok(Json(convert::sandbox(&urls, started)))
 }
 
 /// Goes to its agent and back.

@@ -12,6 +12,7 @@ use http::StatusCode;
 use pando_api as api;
 use pando_engine::error_chain;
 use pando_engine::request::{Caller, Forked};
+use std::sync::Arc;
 
 /// Takes one of a sandbox.
 pub(super) async fn take(
@@ -69,11 +70,11 @@ pub(super) async fn fork(
     Target(parent): Target,
     JsonBody(request): JsonBody<api::ForkRequest>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request = convert::fork(request)?;
+    let (request, urls) = (convert::fork(request)?, Arc::clone(&api.urls));
     let forked =
         to_the_end(async move { api.engine.fork(&caller, &parent, request).await }).await?;
     log_failures(&forked);
-    Ok((StatusCode::CREATED, Json(convert::forked(forked))))
+    Ok((StatusCode::CREATED, Json(convert::forked(&urls, forked))))
 }
 
 /// The answer is no refusal, so that nobody else writes down why children are missing. One
@@ -104,8 +105,9 @@ pub(super) async fn roll_back(
     JsonBody(request): JsonBody<api::RollbackRequest>,
 ) -> Result<Json<api::RolledBack>, ApiError> {
     let request = convert::rollback(request)?;
+    let urls = Arc::clone(&api.urls);
     let done = to_the_end(async move { api.engine.roll_back(&caller, &of, request).await }).await?;
-    Ok(Json(convert::rolled_back(done)))
+    Ok(Json(convert::rolled_back(&urls, done)))
 }
 
 /// Puts a sandbox on disk.
@@ -114,8 +116,9 @@ pub(super) async fn pause(
     Extension(caller): Extension<Caller>,
     Target(target): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
+    let urls = Arc::clone(&api.urls);
     let paused = to_the_end(async move { api.engine.pause(&caller, &target).await }).await?;
-    Ok(Json(sandbox(paused)))
+    Ok(Json(sandbox(&urls, paused)))
 }
 
 /// Lets a paused one go on.
@@ -124,8 +127,9 @@ pub(super) async fn resume(
     Extension(caller): Extension<Caller>,
     Target(target): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
+    let urls = Arc::clone(&api.urls);
     let resumed = to_the_end(async move { api.engine.resume(&caller, &target).await }).await?;
-    Ok(Json(sandbox(resumed)))
+    Ok(Json(sandbox(&urls, resumed)))
 }
 
 /// The caller's snapshots and sandboxes.
@@ -133,7 +137,10 @@ pub(super) async fn tree(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<api::Tree>, ApiError> {
-    Ok(Json(convert::tree(api.engine.tree(&caller).await?)))
+    Ok(Json(convert::tree(
+        &api.urls,
+        api.engine.tree(&caller).await?,
+    )))
 }
 
 /// Where disk space has gone.

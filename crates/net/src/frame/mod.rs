@@ -12,4 +12,4 @@ pub use read::{Echo, Frame, Packet, Payload, TcpHead, read};
 pub use write::{
     Unreachable, arp_reply, echo_reply, neighbor_advertisement, reset, udp, unreachable,
 };
-pub(crate) use write::{sent_datagram, sent_ping};
+pub(crate) use write::{question, sent_datagram, sent_ping};

@@ -121,6 +121,31 @@ pub fn reset(refused: &Packet<'_>, out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
+/// A SYN from `remote` to the guest, which answers for a connection that it has.
+pub fn question(remote: SocketAddr, guest: SocketAddr, out: &mut Vec<u8>) -> Option<()> {
+    let question = TcpRepr {
+        src_port: remote.port(),
+        dst_port: guest.port(),
+        control: TcpControl::Syn,
+        seq_number: TcpSeqNumber(0),
+        ack_number: None,
+        window_len: 0,
+        window_scale: None,
+        max_seg_size: None,
+        sack_permitted: false,
+        sack_ranges: [None; 3],
+        timestamp: None,
+        payload: &[],
+    };
+    let (from, to) = (IpAddress::from(remote.ip()), IpAddress::from(guest.ip()));
+    let length = question.buffer_len();
+    let header = IpRepr::new(from, to, IpProtocol::Tcp, length, HOP_LIMIT);
+    let body = packet(&header, out);
+    let checksums = ChecksumCapabilities::default();
+    question.emit(&mut TcpPacket::new_unchecked(body), &from, &to, &checksums);
+    Some(())
+}
+
 /// A datagram from `source` to `destination`, which are of one kind; `None` where it is
 /// too long for a packet.
 pub fn udp(

@@ -24,9 +24,10 @@ pub trait PortHandler: Send + 'static {
     /// Come to rest; returns FROZEN's payload. The port still takes DATA.
     fn freeze(&mut self) -> impl Future<Output = Vec<u8>> + Send;
 
-    /// Go on: the freeze `sequence` is over. Other ports are to be told by
+    /// Go on: the freeze `sequence` is over, and the host's clock says `wall_clock_ns`
+    /// since the Unix epoch (0: unknown). Other ports are to be told by
     /// [`PortControl::thaw`].
-    fn thaw(&mut self, sequence: u64) -> impl Future<Output = ()> + Send;
+    fn thaw(&mut self, sequence: u64, wall_clock_ns: u64) -> impl Future<Output = ()> + Send;
 }
 
 /// Runs HTTP/2 on a byte stream until it ends.
@@ -118,7 +119,9 @@ impl GuestPort {
         let Some(sequence) = sequence_of(frame) else {
             return Ok(());
         };
-        handler.thaw(sequence).await;
+        let clock = frame.payload[SEQUENCE_BYTES..].first_chunk();
+        let wall_clock_ns = clock.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        handler.thaw(sequence, wall_clock_ns).await;
         let control = self.control();
         control
             .send(Kind::Thawed, frame.epoch, &[&sequence.to_le_bytes()])

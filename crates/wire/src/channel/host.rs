@@ -221,8 +221,9 @@ impl Channel {
         }
     }
 
-    /// Lets a frozen guest, or one that did not freeze in time, go on. Requests
-    /// flow again whatever this returns.
+    /// Lets a frozen guest, or one that did not freeze in time, go on, with the host's
+    /// wall clock: the guest's stood still while the VM did. Requests flow again whatever
+    /// this returns.
     ///
     /// # Errors
     /// See [`ThawError`].
@@ -231,7 +232,8 @@ impl Channel {
         let sequence = self.sequence.load(Ordering::Relaxed);
         let ask = async {
             ports.ctl.control().park().await?;
-            self.ask(&mut ports.ctl, Kind::Thaw, Kind::Thawed, sequence)
+            let clock = wall_clock_ns().to_le_bytes();
+            self.ask_with(&mut ports.ctl, (Kind::Thaw, Kind::Thawed), sequence, &clock)
                 .await
         };
         let thawed = tokio::time::timeout(timeout, ask).await;
@@ -253,9 +255,20 @@ impl Channel {
         answer: Kind,
         sequence: u64,
     ) -> Result<Bytes, AskError> {
+        self.ask_with(port, (kind, answer), sequence, &[]).await
+    }
+
+    /// As [`Self::ask`], with something after the sequence.
+    async fn ask_with(
+        &self,
+        port: &mut Port,
+        (kind, answer): (Kind, Kind),
+        sequence: u64,
+        rest: &[u8],
+    ) -> Result<Bytes, AskError> {
         port.drop_events();
-        let payload = sequence.to_le_bytes();
-        port.control().send(kind, self.epoch, &[&payload]).await?;
+        let payload = [&sequence.to_le_bytes()[..], rest];
+        port.control().send(kind, self.epoch, &payload).await?;
         loop {
             let frame = port.next_event().await.ok_or(AskError::Closed)?;
             let expected = frame.kind == answer && frame.epoch == self.epoch;

@@ -15,7 +15,7 @@
 //!   agent drops its old HTTP/2 connection whole and answers HELLO_ACK. The host
 //!   ignores every byte before that answer; frames of another epoch are ignored.
 //! * Before a snapshot FREEZE/FROZEN bring both directions to a frame boundary
-//!   with nothing in flight; THAW/THAWED let the running source go on.
+//!   with nothing in flight; THAW/THAWED let the running source go on, with the host's clock.
 //!
 //! [`Channel`] is the shim's end. [`GuestPort`] is the agent's.
 

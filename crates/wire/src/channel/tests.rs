@@ -54,7 +54,8 @@ impl PortHandler for FakeAgent {
         frozen.encode_to_vec()
     }
 
-    async fn thaw(&mut self, sequence: u64) {
+    async fn thaw(&mut self, sequence: u64, wall_clock_ns: u64) {
+        assert_ne!(wall_clock_ns, 0);
         let entry = format!("{} thaw", self.name);
         self.log.lock().expect("log").push(entry);
         if let Some(other) = &self.other {

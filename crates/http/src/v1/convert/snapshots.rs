@@ -2,6 +2,7 @@
 
 use super::{check_env, engine, invalid, name, sandbox, timestamp};
 use crate::error::{ApiError, Refusal};
+use crate::urls::Urls;
 use pando_api as api;
 use pando_engine::EngineError;
 use pando_types::SnapshotKind;
@@ -123,19 +124,23 @@ pub(in crate::v1) fn snapshot(snapshot: engine::Snapshot) -> api::Snapshot {
 }
 
 /// What came of a fork as the API says it.
-pub(in crate::v1) fn forked(forked: engine::Forked) -> api::Forked {
+pub(in crate::v1) fn forked(urls: &Urls, forked: engine::Forked) -> api::Forked {
     api::Forked {
         pause_ms: forked.cost.pause_ms,
         durable_ms: forked.cost.durable_ms,
         bytes: forked.cost.bytes,
         dirty_pages: forked.cost.dirty_pages,
-        children: forked.children.into_iter().map(child).collect(),
+        children: forked
+            .children
+            .into_iter()
+            .map(|made| child(urls, made))
+            .collect(),
     }
 }
 
-fn child(child: Result<engine::Sandbox, EngineError>) -> api::ForkedChild {
+fn child(urls: &Urls, child: Result<engine::Sandbox, EngineError>) -> api::ForkedChild {
     match child {
-        Ok(made) => api::ForkedChild::Sandbox(Box::new(sandbox(made))),
+        Ok(made) => api::ForkedChild::Sandbox(Box::new(sandbox(urls, made))),
         Err(error) => {
             let refusal = Refusal::from(&ApiError::from(error));
             api::ForkedChild::Error(refusal.part())
@@ -144,18 +149,22 @@ fn child(child: Result<engine::Sandbox, EngineError>) -> api::ForkedChild {
 }
 
 /// A rollback's outcome as the API says it.
-pub(in crate::v1) fn rolled_back(done: engine::RolledBack) -> api::RolledBack {
+pub(in crate::v1) fn rolled_back(urls: &Urls, done: engine::RolledBack) -> api::RolledBack {
     api::RolledBack {
-        sandbox: sandbox(done.sandbox),
+        sandbox: sandbox(urls, done.sandbox),
         saved: done.saved.map(snapshot),
     }
 }
 
 /// The tree as the API says it.
-pub(in crate::v1) fn tree(tree: engine::Tree) -> api::Tree {
+pub(in crate::v1) fn tree(urls: &Urls, tree: engine::Tree) -> api::Tree {
     api::Tree {
         snapshots: tree.snapshots.into_iter().map(snapshot).collect(),
-        sandboxes: tree.sandboxes.into_iter().map(sandbox).collect(),
+        sandboxes: tree
+            .sandboxes
+            .into_iter()
+            .map(|one| sandbox(urls, one))
+            .collect(),
     }
 }
 
@@ -326,10 +335,13 @@ mod tests {
 
     #[test]
     fn a_child_that_could_not_be_made_has_a_code_and_a_hint() {
-        let outcome = forked(engine::Forked {
-            cost: engine::SnapshotCost::default(),
-            children: vec![Err(EngineError::NoSpace("x".to_owned()))],
-        });
+        let outcome = forked(
+            &Urls::new(None, 1),
+            engine::Forked {
+                cost: engine::SnapshotCost::default(),
+                children: vec![Err(EngineError::NoSpace("x".to_owned()))],
+            },
+        );
         let [api::ForkedChild::Error(error)] = &outcome.children[..] else {
             panic!("{outcome:?}")
         };

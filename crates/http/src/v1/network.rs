@@ -1,0 +1,57 @@
+//! What sandboxes may reach, and what they do.
+
+use super::sandboxes::to_the_end;
+use super::{Api, convert};
+use crate::error::ApiError;
+use crate::json::{JsonBody, Target};
+use axum::extract::State;
+use axum::{Extension, Json};
+use pando_api as api;
+use pando_engine::request::Caller;
+use std::sync::Arc;
+
+/// Changes a sandbox.
+pub(super) async fn change(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+    JsonBody(request): JsonBody<api::ChangeRequest>,
+) -> Result<Json<api::Sandbox>, ApiError> {
+    let egress = request.egress.map(convert::network::egress).transpose()?;
+    let urls = Arc::clone(&api.urls);
+    let changed = to_the_end(async move {
+        match egress {
+            Some(policy) => api.engine.set_egress(&caller, &sandbox, policy).await,
+            None => api.engine.get(&caller, &sandbox).await,
+        }
+    });
+    Ok(Json(convert::sandbox(&urls, changed.await?)))
+}
+
+/// Changes a template.
+pub(super) async fn change_template(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+    JsonBody(request): JsonBody<api::ChangeRequest>,
+) -> Result<Json<api::Template>, ApiError> {
+    let template = convert::template_ref(&name)?;
+    let nothing = || ApiError::BadParameter("nothing is to be changed: give `egress`".to_owned());
+    let policy = convert::network::egress(request.egress.ok_or_else(nothing)?)?;
+    let changed = to_the_end(async move {
+        api.engine
+            .set_template_egress(&caller, &template, &policy)
+            .await
+    });
+    Ok(Json(convert::template(changed.await?)))
+}
+
+/// What one is connected with, and what it was refused.
+pub(super) async fn show(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Target(sandbox): Target,
+) -> Result<Json<api::Network>, ApiError> {
+    let report = api.engine.network(&caller, &sandbox).await?;
+    Ok(Json(convert::network::report(report)))
+}
