@@ -148,7 +148,7 @@ fn an_answer_that_breaks_off_is_no_whole_one(guest: &Guest) {
 }
 
 fn what_listens_is_listed(guest: &Guest) {
-    guest.world.sh(&guest.id, "(exec -a x python3 -m http.server 9000 >/dev/null 2>&1) & until curl -s localhost:9000 >/dev/null; do sleep 0.05; done");
+    guest.world.sh(&guest.id, "python3 -m http.server 9000 >/dev/null 2>&1 & until grep -q :2328 /proc/net/tcp; do sleep 0.05; done");
     let list = guest.ports();
     let of = |port: u16| {
         let ports = list["ports"].as_array().unwrap();
@@ -267,7 +267,7 @@ fn a_tcp_port_leads_into_the_guest_and_stays_the_sandboxs() {
     assert_eq!(ask(&raw, b"x").unwrap(), short, "after a rollback");
 
     let child = guest.world.api().fork(&guest.id, &json!({})).json();
-    let child = child["children"][0]["id"].as_str().unwrap().to_owned();
+    let child = child["children"][0]["sandbox"]["id"].as_str().unwrap().to_owned();
     let ports = guest
         .world
         .api()
