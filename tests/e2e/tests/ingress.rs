@@ -267,7 +267,10 @@ fn a_tcp_port_leads_into_the_guest_and_stays_the_sandboxs() {
     assert_eq!(ask(&raw, b"x").unwrap(), short, "after a rollback");
 
     let child = guest.world.api().fork(&guest.id, &json!({})).json();
-    let child = child["children"][0]["sandbox"]["id"].as_str().unwrap().to_owned();
+    let child = child["children"][0]["sandbox"]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let ports = guest
         .world
         .api()

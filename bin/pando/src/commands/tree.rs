@@ -174,7 +174,7 @@ mod tests {
         let mut value = json!({
             "id": id, "name": null, "state": "running", "state_reason": null, "template": "base", "parent": parent,
             "isolation": { "vmm": "", "accelerator": "tcg", "reason": "", "layers": [] }, "cpus": 1,
-            "memory_mib": 512, "labels": {}, "created_at": at(made), "started_at": null,
+            "memory_mib": 512, "labels": {}, "url_template": "", "created_at": at(made), "started_at": null,
         });
         merge(&mut value, more);
         value
