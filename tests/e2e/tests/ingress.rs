@@ -5,7 +5,10 @@ mod guest;
 #[path = "ingress/http.rs"]
 mod http;
 
+use bytes::Bytes;
 use guest::{Guest, ask, get, host};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use pando_testkit::World;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -59,6 +62,7 @@ fn a_server_on_the_guests_loopback_hears_its_client_and_none_of_our_keys() {
     bodies_arrive_whole(&guest);
     a_web_socket_goes_both_ways(&guest);
     an_answer_that_breaks_off_is_no_whole_one(&guest);
+    trailers_and_grpc_pass(&guest);
     what_listens_is_listed(&guest);
     closed_paused_and_gone_say_so(guest);
 }
@@ -147,6 +151,52 @@ fn an_answer_that_breaks_off_is_no_whole_one(guest: &Guest) {
     );
 }
 
+fn trailers_and_grpc_pass(guest: &Guest) {
+    let mut connection = guest.connect();
+    connection.send(format!(
+        "GET /trailers HTTP/1.1\r\nHost: {}\r\nTE: trailers\r\n\r\n",
+        guest.host(8080)
+    ));
+    assert_eq!(connection.head().header("trailer"), Some("X-Sum"));
+    assert_eq!(connection.chunk(), b"ok");
+    assert_eq!(connection.line(), "0");
+    assert_eq!(connection.line().to_ascii_lowercase(), "x-sum: 7");
+
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(guest.address())
+            .await
+            .unwrap();
+        let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let body = Bytes::from_static(b"\0\0\0\0\x05hello");
+        // Twice, since the second goes over the connection that is kept.
+        for _ in 0..2 {
+            let call = hyper::Request::post(format!("http://{}/a.B/C", guest.host(50051)))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(Full::new(body.clone()))
+                .unwrap();
+            let answer = sender.send_request(call).await.unwrap();
+            assert_eq!(answer.status(), 200);
+            let whole = answer.into_body().collect().await.unwrap();
+            assert_eq!(whole.trailers().unwrap()["grpc-status"], "0");
+            assert_eq!(whole.to_bytes(), body);
+        }
+        // Another kind of request goes to a server that speaks HTTP/1.1 only.
+        let plain = hyper::Request::get(format!("http://{}/", guest.host(8080)))
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        let answer = sender.send_request(plain).await.unwrap();
+        let heard = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(
+            String::from_utf8_lossy(&heard).contains(&guest.host(8080)),
+            "{heard:?}"
+        );
+    });
+}
+
 fn what_listens_is_listed(guest: &Guest) {
     guest.world.sh(&guest.id, "python3 -m http.server 9000 >/dev/null 2>&1 & until grep -q :2328 /proc/net/tcp; do sleep 0.05; done");
     let list = guest.ports();
@@ -183,7 +233,10 @@ fn what_listens_is_listed(guest: &Guest) {
         list["url_template"]
     );
     let quiet = guest.world.ok(["port", "-q", id]);
-    assert_eq!(quiet.lines().collect::<Vec<_>>(), ["5901", "8080", "9000"]);
+    assert_eq!(
+        quiet.lines().collect::<Vec<_>>(),
+        ["5901", "8080", "9000", "50051"]
+    );
     let table = guest.world.ok(["port", id]);
     assert!(
         table.lines().nth(2).unwrap().starts_with("8080  python3"),
