@@ -67,7 +67,9 @@ def hold(name, how, address, port):
     except OSError as error:
         now = time.monotonic()
         # The watcher may be asleep at this very moment.
-        time.sleep(0.05)
+        deadline = now + 1
+        while began is None and time.monotonic() < deadline:
+            time.sleep(0.005)
         after = (now - began) * 1000 if began else -1000000
         tell(name, f"cut {errno.errorcode.get(error.errno, error)} {after:.0f}")
 

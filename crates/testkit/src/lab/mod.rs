@@ -152,9 +152,9 @@ impl Lab {
             dir,
         };
         lab.serve();
+        enter(lab.host.namespace());
         // That its servers answer was seen by asking them.
         lab.forget_trespasses();
-        enter(lab.host.namespace());
         lab
     }
 
