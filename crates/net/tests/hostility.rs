@@ -324,3 +324,27 @@ fn a_guest_that_reads_nothing_costs_a_frame_per_connection() {
         source.join().unwrap().unwrap();
     }
 }
+
+/// Queries that nobody answers fill what there is for queries, and nothing else.
+#[test]
+fn a_flood_of_queries_holds_up_no_connection() {
+    let silent = std::net::UdpSocket::bind((LOCAL, 0)).unwrap();
+    let mut settings = Settings::with(OPEN);
+    settings.resolvers = vec![silent.local_addr().unwrap()];
+    let mut world = World::start(settings);
+    let honest = TcpListener::bind((LOCAL, 0)).unwrap();
+    let socket = world.guest.udp();
+    let query = b"\x12\x34\x01\x20\0\x01\0\0\0\0\0\0\x07example\x03org\0\0\x01\0\x01";
+    world.guest.send_to(socket, query, ([10, 0, 2, 2], 53));
+    let memory = resident();
+    for number in 0..5000 {
+        world.guest.send_to(socket, query, ([10, 0, 2, 2], 53));
+        if number % 1000 == 0 {
+            works(&mut world, &honest);
+        }
+    }
+    works(&mut world, &honest);
+    assert!(resident().saturating_sub(memory) < 16 << 20);
+    let totals = world.handle.report().totals;
+    assert!(totals.names > 0 && totals.names <= 5001, "{totals:?}");
+}

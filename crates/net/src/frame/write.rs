@@ -122,7 +122,7 @@ pub fn reset(refused: &Packet<'_>, out: &mut Vec<u8>) -> Option<()> {
 }
 
 /// A SYN from `remote` to the guest, which answers for a connection that it has.
-pub fn question(remote: SocketAddr, guest: SocketAddr, out: &mut Vec<u8>) -> Option<()> {
+pub(crate) fn question(remote: SocketAddr, guest: SocketAddr, out: &mut Vec<u8>) -> Option<()> {
     let question = TcpRepr {
         src_port: remote.port(),
         dst_port: guest.port(),

@@ -221,8 +221,14 @@ impl Guest {
         let mut socket = tcp::Socket::new(buffer(), buffer());
         socket.set_ack_delay(None);
         let port = self.port();
+        // Said, since the stack would take loopback for itself.
+        let own: IpAddr = match remote {
+            SocketAddr::V4(_) => GUEST_ADDRESS.into(),
+            SocketAddr::V6(_) => GUEST_ADDRESS_V6.into(),
+        };
+        let context = self.interface.context();
         socket
-            .connect(self.interface.context(), (remote.ip(), remote.port()), port)
+            .connect(context, (remote.ip(), remote.port()), (own, port))
             .unwrap();
         self.sockets.add(socket)
     }
