@@ -143,7 +143,7 @@ mod tests {
         let found = listening();
         let ours = found
             .iter()
-            .find(|found| found.port == port.into())
+            .find(|found| found.port == u32::from(port))
             .unwrap();
         assert_eq!(
             (ours.address.as_str(), ours.pid),
@@ -151,6 +151,10 @@ mod tests {
         );
         assert_eq!(ours.process, name_of(std::process::id()));
         drop(listener);
-        assert!(!listening().iter().any(|found| found.port == port.into()));
+        assert!(
+            !listening()
+                .iter()
+                .any(|found| found.port == u32::from(port))
+        );
     }
 }

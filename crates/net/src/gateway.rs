@@ -205,9 +205,11 @@ impl Gateway {
         let card = &self.shared.card;
         card.seen(mac);
         match frame {
-            Frame::ArpRequest { from } => card.send_arp(|out| frame::arp_reply(from, mac, out)),
-            Frame::NeighborSolicitation { from } => card.send(|out| {
-                frame::neighbor_advertisement(from, out);
+            Frame::ArpRequest { from, about } => {
+                card.send_arp(|out| frame::arp_reply(from, about, mac, out));
+            }
+            Frame::NeighborSolicitation { from, about } => card.send(|out| {
+                frame::neighbor_advertisement(from, about, out);
                 Some(())
             }),
             Frame::Ip(packet) => self.take_packet(&packet),

@@ -35,6 +35,9 @@ pub const CAUSE_FILE: &str = "shim/ended";
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
+/// One HTTP/2 DATA frame. Each costs a system call or two on both sides.
+const FRAME_BYTES: u32 = 64 << 10;
+
 /// The headers of a client's request, as far as the listener takes them.
 const HEAD_BYTES: u32 = 64 << 10;
 
@@ -123,6 +126,7 @@ async fn connection(stream: UnixStream, rpc: ConnectRpcService, machine: Arc<Mac
     let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
         .max_header_list_size(HEAD_BYTES)
         .max_concurrent_streams(1024)
         .serve_connection(TokioIo::new(stream), handler)

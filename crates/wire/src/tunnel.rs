@@ -85,3 +85,80 @@ where
     }
     Ok(writer.shutdown().await?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+    use tokio::io::{AsyncReadExt as _, ReadBuf};
+
+    /// Some bytes, and then an error.
+    struct BreaksOff(bool);
+
+    impl AsyncRead for BreaksOff {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if std::mem::replace(&mut self.0, true) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            buffer.put_slice(b"some");
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn a_path_is_a_port_or_nothing() {
+        assert_eq!(port_of("/8080"), Some(8080));
+        for bad in ["", "/", "/0", "/65536", "/80/", "80", "/-1", "/80?x"] {
+            assert_eq!(port_of(bad), None, "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_read_is_delivered_and_its_end_is_an_end() {
+        let bytes = vec![7; 3 * READ_BYTES + 1];
+        let (ours, mut theirs) = tokio::io::duplex(1000);
+        let body = outgoing(std::io::Cursor::new(bytes.clone()));
+        let delivering = tokio::spawn(deliver(body, ours));
+        let mut received = Vec::new();
+        theirs.read_to_end(&mut received).await.unwrap();
+        assert!(received == bytes);
+        delivering.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_breaks_off_is_no_end() {
+        let (ours, mut theirs) = tokio::io::duplex(1000);
+        let broken = tokio::spawn(async move {
+            let mut ours = ours;
+            let delivered = deliver(outgoing(BreaksOff(false)), &mut ours).await;
+            (delivered, ours)
+        });
+        let (delivered, ours) = broken.await.unwrap();
+        assert!(matches!(delivered, Err(DeliverError::Broken(_))));
+        let mut received = [0; 10];
+        assert_eq!(theirs.read(&mut received).await.unwrap(), 4);
+        let next = tokio::time::timeout(
+            std::time::Duration::from_millis(20),
+            theirs.read(&mut received),
+        );
+        assert!(next.await.is_err(), "the writing side was not ended");
+        drop(ours);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_never_comes_breaks_the_body_off() {
+        let body = outgoing_later(async { None::<BreaksOff> });
+        assert!(matches!(
+            deliver(body, tokio::io::sink()).await,
+            Err(DeliverError::Broken(_))
+        ));
+        let gone = deliver(Full::new(Bytes::from_static(b"x")), tokio::io::duplex(1).0);
+        assert!(matches!(gone.await, Err(DeliverError::Write(_))));
+    }
+}

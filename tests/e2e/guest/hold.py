@@ -3,7 +3,8 @@
 Arguments: "NAME talk|wait ADDRESS PORT". Who talks says a number every 20 ms and reads it
 back; who waits says nothing after the first byte, as a program that waits for news. What
 they see is in /dev/shm/held/NAME: "open COUNT", or "cut ERROR MILLISECONDS" with the time from
-the begin of this life of the sandbox (its epoch) to the error; -1 where no new life began.
+the begin of this life of the sandbox (its epoch) to the error; -1000000 where no new life began. It is
+below zero where the error was seen first.
 """
 
 import errno
@@ -67,7 +68,7 @@ def hold(name, how, address, port):
         now = time.monotonic()
         # The watcher may be asleep at this very moment.
         time.sleep(0.05)
-        after = (now - began) * 1000 if began else -1
+        after = (now - began) * 1000 if began else -1000000
         tell(name, f"cut {errno.errorcode.get(error.errno, error)} {after:.0f}")
 
 

@@ -75,9 +75,9 @@ P"#);
 }
 
 #[test]
-fn the_network_refuses_at_once_instead_of_hanging() {
+fn a_network_that_is_closed_refuses_at_once_instead_of_hanging() {
     let world = World::start();
-    let id = world.create();
+    let id = world.ok(["create", "--egress", "deny"]);
     let answer = world.exec(&id, &json!({ "shell": "ip -4 addr show eth0 | grep -o 'inet [0-9.]*/[0-9]*'; curl -sS -m 20 http://192.0.2.1/; echo $?; getent hosts example.org; echo $?", "timeout_s": 60 }));
     let said = answer["stdout"].as_str().unwrap();
     assert_eq!(said, "inet 10.0.2.15/24\n7\n2\n", "{answer}");

@@ -175,7 +175,7 @@ mod tests {
             "id": id, "name": null, "state": "running", "state_reason": null, "template": "base", "parent": parent,
             "isolation": { "vmm": "", "accelerator": "tcg", "reason": "", "layers": [] }, "cpus": 1,
             "memory_mib": 512, "labels": {}, "egress": { "default": "allow", "allow": [], "deny": [] }, "created_at": at(made),
-            "started_at": null,
+            "started_at": null, "url_template": "http://{port}-s.localhost:7000/",
         });
         merge(&mut value, more);
         value

@@ -9,21 +9,27 @@ use smoltcp::wire::{
 };
 
 use crate::address::{
-    FRAME_BYTES, GATEWAY_ADDRESS, GATEWAY_ADDRESS_V6, GATEWAY_MAC, is_guest, is_one_host,
+    FRAME_BYTES, GATEWAY_MAC, GUEST_ADDRESS, GUEST_ADDRESS_V6, is_guest, is_one_host,
 };
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Somebody asks for the gateway's hardware address, from this address.
+    /// Somebody asks for the hardware address of somebody else on the inside network. It is
+    /// the gateway's for all: it refuses what is for nobody, where silence would take
+    /// seconds.
     ArpRequest {
         /// Who asks.
         from: Ipv4Addr,
+        /// About whom.
+        about: Ipv4Addr,
     },
     /// The same in IPv6.
     NeighborSolicitation {
         /// Who asks.
         from: Ipv6Addr,
+        /// About whom.
+        about: Ipv6Addr,
     },
     /// A packet of the guest to one host.
     Ip(Packet<'a>),
@@ -119,13 +125,15 @@ fn read_arp(payload: &[u8]) -> Option<Frame<'_>> {
     let ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Request,
         source_protocol_addr: from,
-        target_protocol_addr: GATEWAY_ADDRESS,
+        target_protocol_addr: about,
         ..
     } = ArpRepr::parse(&ArpPacket::new_checked(payload).ok()?).ok()?
     else {
         return None;
     };
-    Some(Frame::ArpRequest { from })
+    // Who asks about itself wants to know whether somebody else has its address.
+    let other = about != from && about != GUEST_ADDRESS;
+    other.then_some(Frame::ArpRequest { from, about })
 }
 
 fn read_ipv4(payload: &[u8]) -> Option<Frame<'_>> {
@@ -198,9 +206,10 @@ fn read_neighbor(from: Ipv6Addr, inner: &[u8]) -> Option<Frame<'_>> {
     }
     match NdiscRepr::parse(&message).ok()? {
         NdiscRepr::NeighborSolicit {
-            target_addr: GATEWAY_ADDRESS_V6,
-            ..
-        } => Some(Frame::NeighborSolicitation { from }),
+            target_addr: about, ..
+        } if about != from && about != GUEST_ADDRESS_V6 => {
+            Some(Frame::NeighborSolicitation { from, about })
+        }
         _ => None,
     }
 }

@@ -33,12 +33,12 @@ pub enum Unreachable {
     Host,
 }
 
-/// The gateway's hardware address, told to `from` at `mac`.
-pub fn arp_reply(from: Ipv4Addr, mac: [u8; 6], out: &mut Vec<u8>) {
+/// The gateway's hardware address as that of `about`, told to `from` at `mac`.
+pub fn arp_reply(from: Ipv4Addr, about: Ipv4Addr, mac: [u8; 6], out: &mut Vec<u8>) {
     let reply = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
         source_hardware_addr: EthernetAddress(GATEWAY_MAC),
-        source_protocol_addr: GATEWAY_ADDRESS,
+        source_protocol_addr: about,
         target_hardware_addr: EthernetAddress(mac),
         target_protocol_addr: from,
     };
@@ -47,14 +47,14 @@ pub fn arp_reply(from: Ipv4Addr, mac: [u8; 6], out: &mut Vec<u8>) {
 }
 
 /// The same in IPv6.
-pub fn neighbor_advertisement(from: Ipv6Addr, out: &mut Vec<u8>) {
+pub fn neighbor_advertisement(from: Ipv6Addr, about: Ipv6Addr, out: &mut Vec<u8>) {
     let reply = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
         flags: NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE,
-        target_addr: GATEWAY_ADDRESS_V6,
+        target_addr: about,
         lladdr: Some(EthernetAddress(GATEWAY_MAC).into()),
     });
     let header = Ipv6Repr {
-        src_addr: GATEWAY_ADDRESS_V6,
+        src_addr: about,
         dst_addr: from,
         next_header: IpProtocol::Icmpv6,
         payload_len: reply.buffer_len(),
@@ -62,7 +62,7 @@ pub fn neighbor_advertisement(from: Ipv6Addr, out: &mut Vec<u8>) {
     };
     let body = packet(&header.into(), out);
     reply.emit(
-        &GATEWAY_ADDRESS_V6,
+        &about,
         &from,
         &mut Icmpv6Packet::new_unchecked(body),
         &ChecksumCapabilities::default(),

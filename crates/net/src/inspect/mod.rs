@@ -39,6 +39,8 @@ pub type Check<'a> = dyn FnMut(Claim<'_>) -> Result<(), String> + 'a;
 #[derive(Debug)]
 pub struct Inspector {
     port: u16,
+    /// See [`Inspector::lenient`].
+    lenient: bool,
     held: Vec<u8>,
     /// The first bytes of `held` that may go out.
     ready: usize,
@@ -94,12 +96,21 @@ impl Inspector {
     pub fn new(port: u16) -> Self {
         Self {
             port,
+            lenient: false,
             held: Vec::new(),
             ready: 0,
             stage: Stage::First,
             requests: 0,
             response: Vec::new(),
         }
+    }
+
+    /// One that takes only what begins with a capital letter for HTTP, as all methods in use
+    /// do. For policies that allow what they do not name: there an odd method gains nothing
+    /// that another protocol would not, and a program that says `hello` need not wait.
+    pub fn lenient(mut self) -> Self {
+        self.lenient = true;
+        self
     }
 
     /// Bytes that it can take now.
@@ -220,7 +231,13 @@ impl Inspector {
             Tls::Hello(hello) => return self.hello(&hello, check).map(|()| true),
             Tls::Other => {}
         }
-        match http::look(&self.held) {
+        let odd = self.lenient && self.held.first().is_some_and(u8::is_ascii_lowercase);
+        let look = if odd {
+            Look::Other
+        } else {
+            http::look(&self.held)
+        };
+        match look {
             Look::More if self.held.len() <= http::HEAD_BYTES => return Ok(false),
             Look::More => return Err("long HTTP head".into()),
             Look::Http2 => return Err("HTTP/2 without TLS".into()),

@@ -148,3 +148,24 @@ fn what_never_ends_is_refused() {
     let long = [&b"GET /"[..], &[b'x'; 100_000]].concat();
     assert!(through(8080, &[&long]).2.is_err());
 }
+
+#[test]
+fn what_no_method_begins_with_goes_out_at_once_where_most_is_allowed() {
+    let mut inspector = Inspector::new(7).lenient();
+    inspector.push(b"hello");
+    let mut claims = Vec::new();
+    inspector
+        .advance(&mut |claim| {
+            claims.push(format!("{claim:?}"));
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(
+        (inspector.ready(), &claims[..]),
+        (&b"hello"[..], &["Opaque".to_owned()][..])
+    );
+    let mut strict = Inspector::new(7);
+    strict.push(b"hello");
+    strict.advance(&mut |_| Ok(())).unwrap();
+    assert_eq!(strict.ready(), b"");
+}

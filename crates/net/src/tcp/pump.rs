@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pando_types::EgressProtocol;
+use pando_types::{EgressAction, EgressProtocol};
 use smoltcp::socket::tcp::{self, State};
 
 use super::connection::{Connection, Phase};
@@ -217,7 +217,11 @@ impl Pump<'_> {
         // Under the lock, so that another policy sees either nothing or what was seen.
         let mut seen = lock(&self.connection.seen);
         if self.connection.inspected.load(Ordering::Acquire) {
-            self.inspector = Some(Inspector::new(port));
+            let inspector = Inspector::new(port);
+            self.inspector = Some(match self.shared.policy().default {
+                EgressAction::Allow => inspector.lenient(),
+                EgressAction::Deny => inspector,
+            });
         } else if let Ok(bytes) = socket.peek(TURN_BYTES) {
             seen.glance = glance(bytes, port);
         }

@@ -17,8 +17,10 @@ pub(crate) fn frame(bytes: &[u8]) {
     };
     let mut out = Vec::new();
     match frame {
-        Frame::ArpRequest { from } => frame::arp_reply(from, mac, &mut out),
-        Frame::NeighborSolicitation { from } => frame::neighbor_advertisement(from, &mut out),
+        Frame::ArpRequest { from, about } => frame::arp_reply(from, about, mac, &mut out),
+        Frame::NeighborSolicitation { from, about } => {
+            frame::neighbor_advertisement(from, about, &mut out);
+        }
         Frame::Ip(packet) => {
             assert!(packet.bytes.len() <= bytes.len());
             frame::reset(&packet, &mut out);

@@ -43,15 +43,15 @@ fn with_default_deny_only_what_is_named_is_reached() {
     all_good(
         &guest,
         &json!([
-            ["say", "203.0.113.5", 7, "hello"],
-            ["say", "203.0.113.5", 7007, "hello"],
+            ["say", "203.0.113.5", 7, "hello, you"],
+            ["say", "203.0.113.5", 7007, "hello, you"],
             ["udp", "203.0.113.5", 7],
             ["ping", "203.0.113.5"],
-            ["say", "203.0.113.77", 7007, "hello"],
+            ["say", "203.0.113.77", 7007, "hello, you"],
             ["udp", "203.0.113.77", 7007],
             ["udp", "198.51.100.30", 7],
             ["name", "echo.test.example", 6],
-            ["say", "2001:db8::30", 7, "hello"],
+            ["say", "2001:db8::30", 7, "hello, you"],
             ["tcp", "198.51.100.27", 22],
         ]),
     );
@@ -92,9 +92,9 @@ fn a_rule_for_datagrams_lets_no_connection_through() {
         &guest,
         &json!([
             ["udp", "198.51.100.30", 7],
-            ["say", "203.0.113.5", 7, "hello"],
+            ["say", "203.0.113.5", 7, "hello, you"],
             ["ping", "203.0.113.77"],
-            ["say", "2001:db8::30", 7, "hello"],
+            ["say", "2001:db8::30", 7, "hello, you"],
             ["udp", "2001:db8::30", 7],
         ]),
     );

@@ -108,11 +108,12 @@ fn node_fetches_and_speaks_websocket_and_iperf3_measures_both_ways() {
     let iperf3 = guest.take("iperf3");
     for way in ["", "--reverse"] {
         let said = guest.sh(&format!(
-            "{iperf3} --client iperf.test.example --bytes 8M {way} --json"
+            "{iperf3} --client iperf.test.example --bytes 48M {way} --json"
         ));
         let measured: Value = serde_json::from_str(&said).unwrap();
         let received = measured["end"]["sum_received"]["bytes"].as_u64().unwrap();
-        // The last of it may be on its way when the clock is stopped.
-        assert!(received >= 7 << 20, "{said}");
+        // The last of it may be on its way when the clock is stopped: some MiB fit into the
+        // buffers between.
+        assert!(received >= 32 << 20, "{said}");
     }
 }

@@ -4,6 +4,10 @@ use crate::stage::{Guest, Stage};
 use pando_testkit::Answer;
 use serde_json::{Value, json};
 
+/// By how much a program may notice its new life later than the end of a connection: without
+/// KVM a look at a file takes that long.
+const NOTICED_MS: i64 = 100;
+
 /// A connection from before is reset within this, in milliseconds of the guest.
 const RESET_MS: i64 = 1000;
 
@@ -40,7 +44,10 @@ fn works_at_once_and_forgets(guest: &Guest<'_>, way: &str) {
         let (error, after) = guest.await_cut(name);
         println!("{way}, {name}: {error} after {after} ms");
         assert_eq!(error, "ECONNRESET", "{way}, {name}");
-        assert!((0..RESET_MS).contains(&after), "{way}, {name}: {after} ms");
+        assert!(
+            (-NOTICED_MS..RESET_MS).contains(&after),
+            "{way}, {name}: {after} ms"
+        );
     }
     guest.greeted_by("allowed.test.example", "https://allowed.test.example/");
 }

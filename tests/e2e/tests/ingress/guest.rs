@@ -5,18 +5,18 @@ use pando_testkit::{Options, World};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-pub struct Guest {
-    pub world: World,
-    pub id: String,
+pub(crate) struct Guest {
+    pub(crate) world: World,
+    pub(crate) id: String,
 }
 
 impl Guest {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(&[])
     }
 
     /// With settings of the daemon's.
-    pub fn with(env: &[(&str, &str)]) -> Self {
+    pub(crate) fn with(env: &[(&str, &str)]) -> Self {
         let env = env
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -36,31 +36,31 @@ impl Guest {
     }
 
     /// `ADDRESS:PORT` of the daemon.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.world.url().trim_start_matches("http://").to_owned()
     }
 
-    pub fn host(&self, port: u16) -> String {
+    pub(crate) fn host(&self, port: u16) -> String {
         host(&self.id, port)
     }
 
-    pub fn connect(&self) -> Connection {
+    pub(crate) fn connect(&self) -> Connection {
         Connection::to(&self.address())
     }
 
     /// `GET path` of a port, with more headers, each ended.
-    pub fn get(&self, port: u16, path: &str, headers: &str) -> (Head, String) {
+    pub(crate) fn get(&self, port: u16, path: &str, headers: &str) -> (Head, String) {
         get(&self.world, &self.host(port), path, headers)
     }
 
     /// What the server heard of a `GET /` with these headers.
-    pub fn heard(&self, headers: &str) -> Value {
+    pub(crate) fn heard(&self, headers: &str) -> Value {
         let (head, body) = self.get(8080, "/", headers);
         assert_eq!(head.status, 200, "{body}");
         serde_json::from_str(&body).unwrap()
     }
 
-    pub fn ports(&self) -> Value {
+    pub(crate) fn ports(&self) -> Value {
         let answer = self
             .world
             .api()
@@ -69,31 +69,23 @@ impl Guest {
         answer.json()
     }
 
-    /// Says something of a port.
-    pub fn offer(&self, request: &Value) -> Value {
-        let path = format!("/v1/sandboxes/{}/ports", self.id);
-        let answer = self.world.api().post(&path, request);
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        answer.json()
-    }
-
     /// The host's `ADDRESS:PORT` that leads to a port, by the command line.
-    pub fn raw(&self, port: u16) -> String {
+    pub(crate) fn raw(&self, port: u16) -> String {
         self.world.ok(["port", &self.id, &port.to_string()])
     }
 
-    pub fn snapshot(&self) -> String {
+    pub(crate) fn snapshot(&self) -> String {
         let taken = self.world.api().snapshot(&self.id, &json!({}));
         assert_eq!(taken.status, 201, "{}", taken.text);
         taken.json()["id"].as_str().unwrap().to_owned()
     }
 }
 
-pub fn host(id: &str, port: u16) -> String {
+pub(crate) fn host(id: &str, port: u16) -> String {
     format!("{port}-{id}.localhost:7000")
 }
 
-pub fn get(world: &World, host: &str, path: &str, headers: &str) -> (Head, String) {
+pub(crate) fn get(world: &World, host: &str, path: &str, headers: &str) -> (Head, String) {
     let mut connection = Connection::to(world.url().trim_start_matches("http://"));
     connection.send(format!(
         "GET {path} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n"
@@ -102,7 +94,7 @@ pub fn get(world: &World, host: &str, path: &str, headers: &str) -> (Head, Strin
 }
 
 /// Sends bytes to a TCP port, ends that side, and gives what comes back.
-pub fn ask(address: &str, bytes: &[u8]) -> std::io::Result<String> {
+pub(crate) fn ask(address: &str, bytes: &[u8]) -> std::io::Result<String> {
     let mut connection = Connection::to(address);
     connection
         .stream

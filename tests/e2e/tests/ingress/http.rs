@@ -8,27 +8,27 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to the daemon.
-pub struct Connection {
-    pub stream: TcpStream,
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
     reader: BufReader<TcpStream>,
 }
 
 /// The head of an answer.
 #[derive(Debug)]
-pub struct Head {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
+pub(crate) struct Head {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
 }
 
 impl Head {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(found, _)| found == name);
         found.map(|(_, value)| value.as_str())
     }
 }
 
 impl Connection {
-    pub fn to(address: &str) -> Self {
+    pub(crate) fn to(address: &str) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.set_write_timeout(Some(TIMEOUT)).unwrap();
@@ -36,12 +36,12 @@ impl Connection {
         Self { stream, reader }
     }
 
-    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).unwrap();
     }
 
     /// The next answer's head.
-    pub fn head(&mut self) -> Head {
+    pub(crate) fn head(&mut self) -> Head {
         let status = self.line();
         let status = status
             .split(' ')
@@ -62,20 +62,20 @@ impl Connection {
     }
 
     /// The next line, without its end.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.reader.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    pub fn read_exact(&mut self, length: usize) -> Vec<u8> {
+    pub(crate) fn read_exact(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.reader.read_exact(&mut bytes).unwrap();
         bytes
     }
 
     /// The next answer with its body.
-    pub fn answer(&mut self) -> (Head, String) {
+    pub(crate) fn answer(&mut self) -> (Head, String) {
         let head = self.head();
         let body = match head.header("transfer-encoding") {
             Some("chunked") => self.chunks(),
@@ -90,7 +90,7 @@ impl Connection {
     }
 
     /// One chunk of a body; empty at its end.
-    pub fn chunk(&mut self) -> Vec<u8> {
+    pub(crate) fn chunk(&mut self) -> Vec<u8> {
         let length = usize::from_str_radix(&self.line(), 16).unwrap();
         let chunk = self.read_exact(length);
         self.line();
@@ -108,7 +108,7 @@ impl Connection {
     }
 
     /// What follows, up to the end; an error if the connection was reset.
-    pub fn rest(&mut self) -> std::io::Result<Vec<u8>> {
+    pub(crate) fn rest(&mut self) -> std::io::Result<Vec<u8>> {
         let mut rest = Vec::new();
         self.reader.read_to_end(&mut rest)?;
         Ok(rest)

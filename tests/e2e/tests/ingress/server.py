@@ -1,4 +1,5 @@
-# A server inside a sandbox, for the tests of ports: HTTP on 8080, bytes on 5901, loopback only.
+# A server inside a sandbox, for the tests of ports: HTTP on 8080, bytes on 5901, gRPC on 50051,
+# loopback only.
 import base64, hashlib, http.server, json, os, socket, struct, sys, threading
 
 GO = threading.Event()
@@ -30,6 +31,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.bytes(int(query))
         elif path == "/socket":
             self.socket()
+        elif path == "/trailers":
+            self.trailers()
         elif path == "/reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.send_response(200)
@@ -84,6 +87,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"data: two\n\n")
         self.close_connection = True
 
+    def trailers(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Trailer", "X-Sum")
+        self.end_headers()
+        self.wfile.write(b"2\r\nok\r\n0\r\nX-Sum: 7\r\n\r\n")
+
     # Says every message back, until the client closes.
     def socket(self):
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -127,7 +137,40 @@ def serve_bytes():
         threading.Thread(target=hash_all, args=(connection,), daemon=True).start()
 
 
+# As much of HTTP/2 as one call of gRPC takes: headers, a message, trailers.
+def grpc(connection):
+    def frame(kind, flags, stream, payload=b""):
+        return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+    def literal(name, value):
+        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    with connection, connection.makefile("rb") as reader:
+        if reader.read(24) != b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n":
+            return
+        connection.sendall(frame(4, 0, 0))
+        while head := reader.read(9):
+            kind, flags, stream = head[3], head[4], int.from_bytes(head[5:])
+            payload = reader.read(int.from_bytes(head[:3]))
+            if kind == 4 and not flags & 1:
+                connection.sendall(frame(4, 1, 0))
+            if kind == 0 and payload:
+                message = payload
+            if kind in (0, 1) and flags & 1:
+                heads = b"\x88" + literal(b"content-type", b"application/grpc")
+                answer = frame(1, 4, stream, heads) + frame(0, 0, stream, message)
+                connection.sendall(answer + frame(1, 5, stream, literal(b"grpc-status", b"0")))
+
+
+def serve_grpc():
+    listener = socket.create_server(("127.0.0.1", 50051), backlog=64)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=grpc, args=(connection,), daemon=True).start()
+
+
 threading.Thread(target=serve_bytes, daemon=True).start()
+threading.Thread(target=serve_grpc, daemon=True).start()
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Handler)
 open("/dev/shm/up", "w").close()
 server.serve_forever()

@@ -1,16 +1,17 @@
 //! Servers in sandboxes, reached by HTTP and by TCP from outside.
 
-#[path = "ingress/guest.rs"]
 mod guest;
-#[path = "ingress/http.rs"]
 mod http;
+mod tcp;
 
-use guest::{Guest, ask, get, host};
+use bytes::Bytes;
+use guest::{Guest, get, host};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use pando_testkit::World;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 use tokio_tungstenite::tungstenite::{self, Message};
 
@@ -59,6 +60,7 @@ fn a_server_on_the_guests_loopback_hears_its_client_and_none_of_our_keys() {
     bodies_arrive_whole(&guest);
     a_web_socket_goes_both_ways(&guest);
     an_answer_that_breaks_off_is_no_whole_one(&guest);
+    trailers_and_grpc_pass(&guest);
     what_listens_is_listed(&guest);
     closed_paused_and_gone_say_so(guest);
 }
@@ -147,8 +149,54 @@ fn an_answer_that_breaks_off_is_no_whole_one(guest: &Guest) {
     );
 }
 
+fn trailers_and_grpc_pass(guest: &Guest) {
+    let mut connection = guest.connect();
+    connection.send(format!(
+        "GET /trailers HTTP/1.1\r\nHost: {}\r\nTE: trailers\r\n\r\n",
+        guest.host(8080)
+    ));
+    assert_eq!(connection.head().header("trailer"), Some("X-Sum"));
+    assert_eq!(connection.chunk(), b"ok");
+    assert_eq!(connection.line(), "0");
+    assert_eq!(connection.line().to_ascii_lowercase(), "x-sum: 7");
+
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(guest.address())
+            .await
+            .unwrap();
+        let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let body = Bytes::from_static(b"\0\0\0\0\x05hello");
+        // Twice, since the second goes over the connection that is kept.
+        for _ in 0..2 {
+            let call = hyper::Request::post(format!("http://{}/a.B/C", guest.host(50051)))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(Full::new(body.clone()))
+                .unwrap();
+            let answer = sender.send_request(call).await.unwrap();
+            assert_eq!(answer.status(), 200);
+            let whole = answer.into_body().collect().await.unwrap();
+            assert_eq!(whole.trailers().unwrap()["grpc-status"], "0");
+            assert_eq!(whole.to_bytes(), body);
+        }
+        // Another kind of request goes to a server that speaks HTTP/1.1 only.
+        let plain = hyper::Request::get(format!("http://{}/", guest.host(8080)))
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        let answer = sender.send_request(plain).await.unwrap();
+        let heard = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(
+            String::from_utf8_lossy(&heard).contains(&guest.host(8080)),
+            "{heard:?}"
+        );
+    });
+}
+
 fn what_listens_is_listed(guest: &Guest) {
-    guest.world.sh(&guest.id, "(exec -a x python3 -m http.server 9000 >/dev/null 2>&1) & until curl -s localhost:9000 >/dev/null; do sleep 0.05; done");
+    guest.world.sh(&guest.id, "python3 -m http.server 9000 >/dev/null 2>&1 & until grep -q :2328 /proc/net/tcp; do sleep 0.05; done");
     let list = guest.ports();
     let of = |port: u16| {
         let ports = list["ports"].as_array().unwrap();
@@ -183,10 +231,15 @@ fn what_listens_is_listed(guest: &Guest) {
         list["url_template"]
     );
     let quiet = guest.world.ok(["port", "-q", id]);
-    assert_eq!(quiet.lines().collect::<Vec<_>>(), ["5901", "8080", "9000"]);
+    assert_eq!(
+        quiet.lines().collect::<Vec<_>>(),
+        ["5901", "8080", "9000", "50051"]
+    );
     let table = guest.world.ok(["port", id]);
-    assert!(
-        table.lines().nth(2).unwrap().starts_with("8080  python3"),
+    let row: Vec<_> = table.lines().nth(2).unwrap().split_whitespace().collect();
+    assert_eq!(
+        (row[0], row[1], row[3]),
+        ("8080", "python3", "127.0.0.1"),
         "{table}"
     );
     let json: Value = serde_json::from_str(&guest.world.ok(["port", "--json", id])).unwrap();
@@ -223,111 +276,6 @@ fn closed_paused_and_gone_say_so(guest: Guest) {
     assert_eq!(answer(8080), (502, not_found("stopped")));
     world.ok(["rm", &id]);
     assert_eq!(answer(8080), (502, not_found("unknown")));
-}
-
-#[test]
-fn a_tcp_port_leads_into_the_guest_and_stays_the_sandboxs() {
-    let mut guest = Guest::start();
-    let raw = guest.raw(5901);
-    assert_eq!(guest.raw(5901), raw, "asked again, it is the same");
-    let port: u16 = raw.strip_prefix("127.0.0.1:").unwrap().parse().unwrap();
-    assert!((20_000..30_000).contains(&port));
-    let body = pattern(8 << 20);
-    assert_eq!(
-        ask(&raw, &body).unwrap(),
-        sha256(&body) + "\n",
-        "a half-closed connection stays one"
-    );
-
-    let closed = guest.raw(81);
-    assert_ne!(closed, raw);
-    let begun = Instant::now();
-    let refused = ask(&closed, b"").unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::ConnectionReset);
-    assert!(
-        begun.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        begun.elapsed()
-    );
-
-    let short = sha256(b"x") + "\n";
-    let snapshot = guest.snapshot();
-    let mut open = http::Connection::to(&raw);
-    open.send(b"half");
-    let rolled_back = guest
-        .world
-        .api()
-        .roll_back(&guest.id, &json!({ "snapshot": snapshot }));
-    assert_eq!(rolled_back.status, 200, "{}", rolled_back.text);
-    assert_eq!(
-        open.rest().unwrap_err().kind(),
-        ErrorKind::ConnectionReset,
-        "what was open before is cut"
-    );
-    assert_eq!(ask(&raw, b"x").unwrap(), short, "after a rollback");
-
-    let child = guest.world.api().fork(&guest.id, &json!({})).json();
-    let child = child["children"][0]["id"].as_str().unwrap().to_owned();
-    let ports = guest
-        .world
-        .api()
-        .get(&format!("/v1/sandboxes/{child}/ports"))
-        .json();
-    let raws: Vec<_> = ports["ports"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|port| &port["raw"])
-        .collect();
-    assert!(
-        raws.len() >= 2 && raws.iter().all(|raw| raw.is_null()),
-        "{ports}"
-    );
-
-    guest.world.ok(["pause", &guest.id]);
-    assert_eq!(
-        ask(&raw, b"x").unwrap_err().kind(),
-        ErrorKind::ConnectionReset
-    );
-    guest.world.ok(["resume", &guest.id]);
-    assert_eq!(ask(&raw, b"x").unwrap(), short, "after a pause");
-
-    guest.world.kill_daemon();
-    assert!(TcpStream::connect(&raw).is_err());
-    guest.world.start_daemon();
-    assert_eq!(ask(&raw, b"x").unwrap(), short, "under another daemon");
-
-    guest.world.ok(["port", "--rm", &guest.id, "81"]);
-    assert!(TcpStream::connect(&closed).is_err());
-    assert_eq!(guest.world.run(["port", "--rm", &guest.id, "81"]).code, 1);
-    guest.world.ok(["rm", &guest.id]);
-    assert!(
-        TcpStream::connect(&raw).is_err(),
-        "it goes with the sandbox"
-    );
-}
-
-#[test]
-fn a_port_of_the_range_that_is_taken_is_passed_over() {
-    // Two neighbours that are free now, the first of which is taken here.
-    let (taken, first) = (20_000..29_000)
-        .rev()
-        .filter_map(|port| Some((TcpListener::bind(("127.0.0.1", port)).ok()?, port)))
-        .find(|(_, port)| TcpListener::bind(("127.0.0.1", port + 1)).is_ok())
-        .unwrap();
-    let range = format!("{first}-{}", first + 1);
-    let guest = Guest::with(&[("PANDO_PORT_RANGE", &range)]);
-    assert_eq!(guest.raw(5901), format!("127.0.0.1:{}", first + 1));
-    let refused = guest.world.run(["port", &guest.id, "8080"]);
-    assert_eq!(refused.code, 1);
-    assert!(
-        refused
-            .stderr
-            .contains(&format!("no port of {first} to {}", first + 1)),
-        "{refused:?}"
-    );
-    drop(taken);
-    assert_eq!(guest.raw(8080), format!("127.0.0.1:{first}"));
 }
 
 #[test]
