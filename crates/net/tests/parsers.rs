@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 /// Mutations of each seed.
-const MUTATIONS: u64 = 3000;
+const MUTATIONS: u64 = 1000;
 
 fn run(target: &str, check: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
