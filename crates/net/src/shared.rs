@@ -164,12 +164,12 @@ impl Shared {
     }
 
     pub(crate) fn report(&self) -> NetworkReport {
-        let mut connections: Vec<ConnectionReport> = self
-            .connections()
-            .values()
-            .map(|connection| connection.report())
-            .collect();
-        connections.extend(self.flows().values().map(|flow| flow.report()));
+        // Not under the tables' locks: a connection at work holds its own for a while.
+        let live: Vec<_> = self.connections().values().cloned().collect();
+        let flows: Vec<_> = self.flows().values().cloned().collect();
+        let mut connections: Vec<ConnectionReport> =
+            live.iter().map(|connection| connection.report()).collect();
+        connections.extend(flows.iter().map(|flow| flow.report()));
         connections.sort_by_key(|connection| std::cmp::Reverse(connection.age_ms));
         let (refused, refusals) = self.refusals.list();
         let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 /// Mutations of each seed.
-const MUTATIONS: u64 = 3000;
+const MUTATIONS: u64 = 1000;
 
 fn run(target: &str, check: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -52,8 +52,8 @@ fn mutated(seed: &[u8], other: &[u8], random: &mut StdRng) -> Vec<u8> {
             0 => bytes[at] ^= 1 << random.random_range(0..8),
             1 => bytes[at] = random.random(),
             2 => {
-                bytes[at] =
-                    [0, 1, 0x7f, 0x80, 0xff, b'\r', b'\n', b' ', b':'][random.random_range(0..9)]
+                let edges = [0, 1, 0x7f, 0x80, 0xff, b'\r', b'\n', b' ', b':'];
+                bytes[at] = edges[random.random_range(0..edges.len())];
             }
             3 => bytes.truncate(at),
             4 => bytes.insert(at, random.random()),

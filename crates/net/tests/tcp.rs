@@ -72,6 +72,28 @@ fn bulk_arrives_equal_in_both_directions_and_halves_close_alone() {
 }
 
 #[test]
+fn ipv6_is_carried_too() {
+    let mut world = World::new(&["allow ::1"]);
+    let listener = TcpListener::bind((std::net::Ipv6Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = thread::spawn(move || echo(listener.accept().unwrap().0));
+    let guest = &mut world.guest;
+    let connection = guest.connect(address);
+    let connection = connection.unwrap_or_else(|| panic!("{:?}", world.handle.report()));
+    let sent = pattern(500_000);
+    let mut received = Vec::new();
+    for part in sent.chunks(100_000) {
+        guest.send(connection, part);
+        received.extend(guest.receive(connection, part.len()));
+    }
+    assert!(received == sent);
+    guest.close(connection);
+    server.join().unwrap();
+    world.handle.set_policy(policy(&[]));
+    assert!(world.guest.connect(address).is_none());
+}
+
+#[test]
 fn the_report_shows_a_connection_while_it_lives() {
     let mut world = World::new(OPEN);
     let (listener, address) = listener();

@@ -13,3 +13,6 @@ pub use write::{
     Unreachable, arp_reply, echo_reply, neighbor_advertisement, reset, udp, unreachable,
 };
 pub(crate) use write::{question, sent_datagram, sent_ping};
+
+#[cfg(test)]
+mod tests;

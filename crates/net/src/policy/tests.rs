@@ -494,7 +494,7 @@ proptest! {
             action: if action { EgressAction::Allow } else { EgressAction::Deny },
             entry: network(target.address, prefix),
         };
-        let mut longer = policy.clone();
+        let mut longer = policy;
         longer.rules.insert(0, first);
         let verdict = decide(&longer, &target, &[], Claim::Unknown);
         if !is_closed(&verdict) {

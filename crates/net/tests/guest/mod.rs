@@ -108,7 +108,7 @@ struct Card {
     socket: UnixDatagram,
     mtu: usize,
     received: VecDeque<Vec<u8>>,
-    spare: Vec<Vec<u8>>,
+    buffer: Vec<u8>,
     /// Frames that the stack is not shown: `true` takes one away.
     hidden: Option<fn(&[u8]) -> bool>,
     pub(crate) caught: Vec<Vec<u8>>,
@@ -120,7 +120,7 @@ impl Guest {
             socket,
             mtu,
             received: VecDeque::new(),
-            spare: Vec::new(),
+            buffer: vec![0; FRAME_BYTES],
             hidden: None,
             caught: Vec::new(),
         };
@@ -221,8 +221,14 @@ impl Guest {
         let mut socket = tcp::Socket::new(buffer(), buffer());
         socket.set_ack_delay(None);
         let port = self.port();
+        // Said, since the stack would take loopback for itself.
+        let own: IpAddr = match remote {
+            SocketAddr::V4(_) => GUEST_ADDRESS.into(),
+            SocketAddr::V6(_) => GUEST_ADDRESS_V6.into(),
+        };
+        let context = self.interface.context();
         socket
-            .connect(self.interface.context(), (remote.ip(), remote.port()), port)
+            .connect(context, (remote.ip(), remote.port()), (own, port))
             .unwrap();
         self.sockets.add(socket)
     }
@@ -351,40 +357,26 @@ impl Guest {
 
 impl Card {
     fn receive(&mut self, wait: Duration) {
-        let mut frame = self.spare.pop().unwrap_or_else(|| vec![0; FRAME_BYTES]);
-        frame.resize(FRAME_BYTES, 0);
         if !wait.is_zero() {
             self.socket.set_nonblocking(false).unwrap();
             self.socket.set_read_timeout(Some(wait)).unwrap();
-            match self.socket.recv(&mut frame) {
-                Ok(length) => {
-                    frame.truncate(length);
-                    self.sort(frame);
-                    frame = self.spare.pop().unwrap_or_default();
-                    frame.resize(FRAME_BYTES, 0);
-                }
-                Err(error) => {
-                    assert!(
-                        matches!(
-                            error.kind(),
-                            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
-                        ),
-                        "{error}"
-                    );
-                }
+            match self.socket.recv(&mut self.buffer) {
+                Ok(length) => self.sort(self.buffer[..length].to_vec()),
+                Err(error) => assert!(
+                    matches!(
+                        error.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+                    ),
+                    "{error}"
+                ),
             }
         }
         self.socket.set_nonblocking(true).unwrap();
-        while let Ok(length) = self.socket.recv(&mut frame) {
-            frame.truncate(length);
-            self.sort(frame);
-            frame = self.spare.pop().unwrap_or_default();
-            frame.resize(FRAME_BYTES, 0);
-            if self.received.len() > 64 {
-                break;
-            }
+        while self.received.len() <= 64
+            && let Ok(length) = self.socket.recv(&mut self.buffer)
+        {
+            self.sort(self.buffer[..length].to_vec());
         }
-        self.spare.push(frame);
         self.socket.set_nonblocking(false).unwrap();
     }
 
@@ -397,20 +389,13 @@ impl Card {
     }
 }
 
-pub(crate) struct Received<'c> {
-    frame: Vec<u8>,
-    spare: &'c mut Vec<Vec<u8>>,
-}
+pub(crate) struct Received(Vec<u8>);
 
 pub(crate) struct Sending<'c>(&'c UnixDatagram);
 
-impl phy::RxToken for Received<'_> {
+impl phy::RxToken for Received {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
-        let result = f(&self.frame);
-        if self.spare.len() < 64 {
-            self.spare.push(self.frame);
-        }
-        result
+        f(&self.0)
     }
 }
 
@@ -425,18 +410,12 @@ impl phy::TxToken for Sending<'_> {
 }
 
 impl phy::Device for Card {
-    type RxToken<'a> = Received<'a>;
+    type RxToken<'a> = Received;
     type TxToken<'a> = Sending<'a>;
 
-    fn receive(&mut self, _: StackInstant) -> Option<(Received<'_>, Sending<'_>)> {
+    fn receive(&mut self, _: StackInstant) -> Option<(Received, Sending<'_>)> {
         let frame = self.received.pop_front()?;
-        Some((
-            Received {
-                frame,
-                spare: &mut self.spare,
-            },
-            Sending(&self.socket),
-        ))
+        Some((Received(frame), Sending(&self.socket)))
     }
 
     fn transmit(&mut self, _: StackInstant) -> Option<Sending<'_>> {
