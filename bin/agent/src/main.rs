@@ -34,10 +34,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pando_wire::channel::GuestPort;
+use pando_wire::channel::{GuestPort, PortControl};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::boot::Bake;
 use crate::boot::cgroups::UserCgroup;
@@ -48,6 +49,9 @@ use crate::server::{PortKind, Server};
 
 /// Stacks of helper threads: file reads and process starts need little.
 const THREAD_STACK_BYTES: usize = 256 << 10;
+
+/// The stack of the data port's thread, on which HTTP is served; only what is touched costs.
+const DATA_STACK_BYTES: usize = 2 << 20;
 
 /// Threads for what blocks. A few may hang in a slow disk or a full user memory
 /// without stopping the rest.
@@ -61,6 +65,9 @@ const OPEN_FILES: u64 = 65_536;
 
 /// As `nice` counts.
 const HIGHEST_PRIORITY: i32 = -20;
+
+/// See [`HIGHEST_PRIORITY`]; of a thread.
+const USUAL_PRIORITY: i32 = 0;
 
 fn main() {
     std::panic::set_hook(Box::new(|panic| {
@@ -84,13 +91,16 @@ fn run() -> Result<()> {
     if bake == Bake::Ready {
         sandbox.set_root(boot::assemble()?);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    new_runtime()?.block_on(serve(sandbox, bake))
+}
+
+fn new_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_stack_size(THREAD_STACK_BYTES)
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .thread_keep_alive(THREAD_KEEP_ALIVE)
-        .build()?;
-    runtime.block_on(serve(sandbox, bake))
+        .build()
 }
 
 /// Keeps the agent alive whatever the guest does. Best effort: a guest without it
@@ -119,27 +129,49 @@ fn protect_self() {
 
 async fn serve(sandbox: Arc<Sandbox>, bake: Bake) -> Result<()> {
     spawn_signal_tasks(&sandbox)?;
-    let open = |name: &'static str| async move {
-        let (reader, writer) = vport::open(name).await.context(name)?;
-        Ok::<_, anyhow::Error>(GuestPort::new(reader, writer))
-    };
     let control = open("pando.ctl").await?;
-    let data = open("pando.data").await?;
+    let (opened, data) = oneshot::channel();
+    let (ending, data_ended) = oneshot::channel();
+    let sandbox_of_data = Arc::clone(&sandbox);
+    std::thread::Builder::new()
+        .name("data".to_owned())
+        .stack_size(DATA_STACK_BYTES)
+        .spawn(move || ending.send(serve_data(&sandbox_of_data, opened)))?;
+    let data = data.await.context("the data port did not open")?;
     let handler = ControlHandler {
         sandbox: Arc::clone(&sandbox),
-        data: data.control().clone(),
+        data,
     };
     let control_server = Server::new(&sandbox, PortKind::Control);
-    let data_server = Server::new(&sandbox, PortKind::Data);
     log!("{bake:?} after {} ms", metrics::uptime_ms());
     let control = tokio::spawn(control.run(handler, control_server));
-    let data = tokio::spawn(data.run(DataHandler, data_server));
     // A port that can't be used any more is the end: nobody could reach the guest.
     tokio::select! {
         ended = control => ended?.context("the ctl port")?,
-        ended = data => ended?.context("the data port")?,
+        ended = data_ended => ended?.context("the data port")?,
     }
     anyhow::bail!("a port of the channel ended")
+}
+
+async fn open(name: &'static str) -> Result<GuestPort> {
+    let (reader, writer) = vport::open(name).await.context(name)?;
+    Ok(GuestPort::new(reader, writer))
+}
+
+/// The data port, to its end, in this thread. It has no more of the CPU than any program of
+/// the user's: bulk data must not keep an exec's processes waiting, which the agent's own
+/// priority would. The other thread's calls, and a freeze, go before it.
+fn serve_data(sandbox: &Arc<Sandbox>, opened: oneshot::Sender<PortControl>) -> Result<()> {
+    if let Err(error) = setpriority_process(None, USUAL_PRIORITY) {
+        log!("cannot lower the data port's priority: {error}");
+    }
+    new_runtime()?.block_on(async {
+        let data = open("pando.data").await?;
+        // Nobody waits for it where the agent is at its end.
+        let _ = opened.send(data.control().clone());
+        let server = Server::new(sandbox, PortKind::Data);
+        Ok(data.run(DataHandler, server).await?)
+    })
 }
 
 /// Signals to PID 1: ended children, and power-off from inside.

@@ -21,6 +21,9 @@ const CONNECTIONS: usize = 4096;
 /// A client that has not sent a request's head by then is dropped.
 const HEADER_DEADLINE: Duration = Duration::from_secs(30);
 
+/// The headers of one request over HTTP/2, as much as goes into a guest.
+const HEAD_BYTES: u32 = 64 << 10;
+
 /// How long running requests may take to end on shutdown. Streams of processes
 /// are cut: their clients attach again to the next daemon.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -67,6 +70,7 @@ fn builder() -> Builder<TokioExecutor> {
     builder
         .http2()
         .timer(TokioTimer::new())
+        .max_header_list_size(HEAD_BYTES)
         .keep_alive_interval(HEADER_DEADLINE);
     builder
 }

@@ -418,6 +418,7 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
         ),
         abi => Check::new("landlock", Outcome::Ok, format!("version {abi}")),
     });
+    checks.push(check_ports(config));
     checks.push(match agent::agent() {
         Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),
         Err(error) => Check::new("agent", Outcome::Failed, error.to_string()),
@@ -431,6 +432,36 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
         bytes => Check::new("preload", Outcome::Ok, output::bytes(bytes as u64)),
     });
     checks
+}
+
+/// The ports that the kernel takes for outgoing connections, where it says.
+const EPHEMERAL_PORTS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+
+/// Whether the ports that are given to sandboxes are nobody else's.
+fn check_ports(config: &Config) -> Check {
+    let check = |outcome, text: String| Check::new("ports", outcome, text);
+    let range = match ports_config(config) {
+        Ok(ports) => ports.range,
+        Err(error) => return check(Outcome::Failed, error.to_string()),
+    };
+    let shown = format!("{}-{}", range.start(), range.end());
+    let kernels = fs::read_to_string(EPHEMERAL_PORTS).unwrap_or_default();
+    let kernels = kernels.split_whitespace().collect::<Vec<_>>().join("-");
+    match port_range(&kernels) {
+        Some(kernels) if overlap(&range, &kernels) => check(
+            Outcome::Warning,
+            format!(
+                "{shown} meets {}-{}, from which outgoing connections take theirs: change `port_range`",
+                kernels.start(),
+                kernels.end()
+            ),
+        ),
+        _ => check(Outcome::Ok, shown),
+    }
+}
+
+fn overlap(one: &std::ops::RangeInclusive<u16>, other: &std::ops::RangeInclusive<u16>) -> bool {
+    one.start() <= other.end() && other.start() <= one.end()
 }
 
 /// How guests are run here, and why; starts a small guest unless that was done since the

@@ -61,6 +61,7 @@ fn a_server_on_the_guests_loopback_hears_its_client_and_none_of_our_keys() {
     a_web_socket_goes_both_ways(&guest);
     an_answer_that_breaks_off_is_no_whole_one(&guest);
     trailers_and_grpc_pass(&guest);
+    an_answer_that_is_none_is_said_to_be(&guest);
     what_listens_is_listed(&guest);
     closed_paused_and_gone_say_so(guest);
 }
@@ -193,6 +194,20 @@ fn trailers_and_grpc_pass(guest: &Guest) {
             "{heard:?}"
         );
     });
+}
+
+fn an_answer_that_is_none_is_said_to_be(guest: &Guest) {
+    for path in ["/garbage", "/endless"] {
+        let (head, body) = guest.get(8080, path, "");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        let message = "What listens on the port did not answer in HTTP";
+        assert_eq!(
+            (head.status, &body["message"]),
+            (502, &json!(message)),
+            "{path}"
+        );
+    }
+    assert_eq!(guest.heard("")["line"], "GET / HTTP/1.1");
 }
 
 fn what_listens_is_listed(guest: &Guest) {

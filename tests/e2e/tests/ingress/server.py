@@ -31,6 +31,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.bytes(int(query))
         elif path == "/socket":
             self.socket()
+        elif path == "/garbage":
+            self.wfile.write(b"\0\1\2 is no answer\r\n\r\n")
+            self.close_connection = True
+        elif path == "/endless":
+            self.send_response(200)
+            self.flush_headers()
+            for index in range(1 << 16):
+                self.wfile.write(b"X-%d: %s\r\n" % (index, b"x" * 1000))
         elif path == "/trailers":
             self.trailers()
         elif path == "/reset":
