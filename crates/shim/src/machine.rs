@@ -37,6 +37,9 @@ const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long QEMU may take to leave after it was told to.
 const QUIT_GRACE: Duration = Duration::from_secs(3);
 
+/// Frames of the guest that may wait: a dozen of the longest.
+const NIC_BUFFER_BYTES: usize = 1 << 20;
+
 /// Bytes of entropy for the guest; the size of the kernel's input pool.
 const ENTROPY_BYTES: usize = 64;
 
@@ -249,6 +252,11 @@ impl Machine {
         let (data, data_vmm) = stream_pair()?;
         let (nic, nic_vmm) =
             std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
+        // The VMM's end is its own to fill; where the host allows less, it waits more often.
+        drop(rustix::net::sockopt::set_socket_send_buffer_size(
+            &nic_vmm,
+            NIC_BUFFER_BYTES,
+        ));
         let slot = self.slot();
         let config = QemuConfig {
             binary: spec.qemu.clone(),
