@@ -12,6 +12,8 @@ use pando_testkit::World;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio_tungstenite::tungstenite::{self, Message};
 
@@ -431,21 +433,27 @@ fn a_bulk_transfer_delays_no_exec_and_a_reader_that_stops_fills_no_memory() {
         guest.host(8080)
     ));
     let mut bulk = bulk.stream;
+    let moved = Arc::new(AtomicUsize::new(0));
+    let (under_way, is_under_way) = std::sync::mpsc::channel();
     let reader = std::thread::spawn({
-        let mut stream = bulk.try_clone().unwrap();
+        let (mut stream, moved) = (bulk.try_clone().unwrap(), Arc::clone(&moved));
         move || {
             let mut buffer = vec![0; 1 << 20];
-            let mut total = 0;
             while let Ok(count @ 1..) = stream.read(&mut buffer) {
-                total += count;
+                let before = moved.fetch_add(count, Ordering::Relaxed);
+                if before < 8 << 20 && before + count >= 8 << 20 {
+                    under_way.send(()).unwrap();
+                }
             }
-            total
         }
     });
+    is_under_way.recv().unwrap();
+    let before = moved.load(Ordering::Relaxed);
     let busy = exec_time(&guest);
+    let meanwhile = moved.load(Ordering::Relaxed) - before;
     bulk.shutdown(std::net::Shutdown::Both).unwrap();
-    let moved = reader.join().unwrap();
-    assert!(moved > 8 << 20, "{moved} bytes moved meanwhile");
+    reader.join().unwrap();
+    assert!(meanwhile > 1 << 20, "{meanwhile} bytes moved meanwhile");
     assert!(
         busy < calm + Duration::from_millis(50),
         "{calm:?} without, {busy:?} with"
