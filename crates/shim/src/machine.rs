@@ -253,10 +253,7 @@ impl Machine {
         let (nic, nic_vmm) =
             std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
         // The VMM's end is its own to fill; where the host allows less, it waits more often.
-        drop(rustix::net::sockopt::set_socket_send_buffer_size(
-            &nic_vmm,
-            NIC_BUFFER_BYTES,
-        ));
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&nic_vmm, NIC_BUFFER_BYTES);
         let slot = self.slot();
         let config = QemuConfig {
             binary: spec.qemu.clone(),
