@@ -75,7 +75,7 @@ pub(super) fn create_sandbox(
         memory_mib: request.memory_mib,
         env: request.env,
         labels: request.labels,
-        egress: request.egress.map(network::egress).transpose()?,
+        egress: request.egress.as_ref().map(network::egress).transpose()?,
         start,
     })
 }

@@ -17,7 +17,11 @@ pub(super) async fn change(
     Target(sandbox): Target,
     JsonBody(request): JsonBody<api::ChangeRequest>,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    let egress = request.egress.map(convert::network::egress).transpose()?;
+    let egress = request
+        .egress
+        .as_ref()
+        .map(convert::network::egress)
+        .transpose()?;
     let urls = Arc::clone(&api.urls);
     let changed = to_the_end(async move {
         match egress {
@@ -37,7 +41,7 @@ pub(super) async fn change_template(
 ) -> Result<Json<api::Template>, ApiError> {
     let template = convert::template_ref(&name)?;
     let nothing = || ApiError::BadParameter("nothing is to be changed: give `egress`".to_owned());
-    let policy = convert::network::egress(request.egress.ok_or_else(nothing)?)?;
+    let policy = convert::network::egress(request.egress.as_ref().ok_or_else(nothing)?)?;
     let changed = to_the_end(async move {
         api.engine
             .set_template_egress(&caller, &template, &policy)

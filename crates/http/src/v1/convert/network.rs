@@ -7,7 +7,7 @@ use pando_engine::request as engine;
 use pando_types::{EgressAction, EgressEntry, EgressError, EgressPolicy};
 
 /// What something may reach.
-pub(in crate::v1) fn egress(egress: api::Egress) -> Result<EgressPolicy, ApiError> {
+pub(in crate::v1) fn egress(egress: &api::Egress) -> Result<EgressPolicy, ApiError> {
     let entries = |entries: &[String]| {
         let read = entries.iter().map(|entry| entry.parse());
         read.collect::<Result<Vec<EgressEntry>, EgressError>>()
@@ -78,7 +78,7 @@ mod tests {
             allow: vec!["github.com".into(), "10.1.0.0/16:53/udp".into()],
             deny: vec!["*.example.org:443".into()],
         };
-        let read = egress(given.clone()).unwrap_or_else(|_| panic!("it is a policy"));
+        let read = egress(&given).unwrap_or_else(|_| panic!("it is a policy"));
         assert_eq!(read.rules[0].to_string(), "deny *.example.org:443");
         assert_eq!(egress_of(&read), given);
     }
@@ -90,7 +90,7 @@ mod tests {
             allow: vec!["https://github.com/".into()],
             deny: Vec::new(),
         };
-        let Err(ApiError::BadParameter(text)) = egress(wrong) else {
+        let Err(ApiError::BadParameter(text)) = egress(&wrong) else {
             panic!("a URL is no entry");
         };
         assert!(text.contains("https://github.com/"), "{text}");
