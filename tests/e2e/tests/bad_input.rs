@@ -66,6 +66,41 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
             json!({ "env": { "A": "x".repeat(200_000) } }),
         ),
         (
+            "neither allow nor deny",
+            "/v1/sandboxes",
+            json!({ "egress": { "default": "maybe" } }),
+        ),
+        (
+            "a URL to reach",
+            "/v1/sandboxes",
+            json!({ "egress": { "allow": ["https://example.org/"] } }),
+        ),
+        (
+            "everything to reach",
+            "/v1/sandboxes",
+            json!({ "egress": { "allow": ["*"] } }),
+        ),
+        (
+            "bits behind the prefix",
+            "/v1/sandboxes",
+            json!({ "egress": { "deny": ["10.1.2.3/16"] } }),
+        ),
+        (
+            "a port that is none",
+            "/v1/sandboxes",
+            json!({ "egress": { "allow": ["example.org:0"] } }),
+        ),
+        (
+            "too many rules",
+            "/v1/sandboxes",
+            json!({ "egress": { "allow": vec!["example.org"; 257] } }),
+        ),
+        (
+            "an unknown field of a policy",
+            "/v1/sandboxes",
+            json!({ "egress": { "alow": [] } }),
+        ),
+        (
             "no such sandbox",
             "/v1/sandboxes/saaaaaaaaaaaaaaaaaaa/exec",
             json!({ "argv": ["true"] }),
@@ -134,6 +169,34 @@ fn rest_refuses_with_a_status_a_code_and_a_hint() {
     ];
     for (row, path) in &gets {
         table += &format!("{row}: {}\n", world.api().get(path).refusal());
+    }
+    let patches = [
+        (
+            "no such sandbox's policy",
+            "/v1/sandboxes/saaaaaaaaaaaaaaaaaaa".to_owned(),
+            json!({ "egress": {} }),
+        ),
+        (
+            "something else to change",
+            format!("/v1/sandboxes/{id}"),
+            json!({ "cpus": 2 }),
+        ),
+        (
+            "no such template's policy",
+            "/v1/templates/nope".to_owned(),
+            json!({ "egress": {} }),
+        ),
+        (
+            "nothing to change of a template",
+            "/v1/templates/base".to_owned(),
+            json!({}),
+        ),
+    ];
+    for (row, path, body) in &patches {
+        let body = body.to_string();
+        let headers = [("content-type", "application/json")];
+        let answer = world.api().send("PATCH", path, &headers, body.as_bytes());
+        table += &format!("{row}: {}\n", answer.refusal());
     }
     table += &raw_rows(&world, &exec);
     assert_eq!(Footprint::of(&world), before);

@@ -363,6 +363,26 @@ impl Engine {
         Ok(self.describe_port(&entry.id, request.port))
     }
 
+    /// Who may use its ports, a child of a fork has from its parent: nothing becomes public
+    /// by being copied. Ports of the host it has none of.
+    pub(crate) async fn inherit_access(
+        &self,
+        parent: &SandboxId,
+        child: &Entry,
+    ) -> Result<(), EngineError> {
+        for row in self.inner.ports.rows_of(parent) {
+            if row.access.is_some() {
+                let row = PortRow {
+                    sandbox: child.id.to_string(),
+                    host_port: None,
+                    ..row
+                };
+                self.keep_row(child, row).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn keep_row(&self, entry: &Entry, row: PortRow) -> Result<(), EngineError> {
         let tenant = entry.row().tenant;
         let written = row.clone();

@@ -190,7 +190,9 @@ impl Engine {
             egress: row.egress.clone(),
             ..self.child_row(&Caller { tenant: row.tenant }, stored)?
         };
-        let children = self.make_children(request.count, child, &origin).await;
+        let children = self
+            .make_children(request.count, &entry.id, child, &origin)
+            .await;
         drop(unlisted);
         Ok(Forked { cost, children })
     }
@@ -213,6 +215,7 @@ impl Engine {
     async fn make_children(
         &self,
         count: u32,
+        parent: &SandboxId,
         child: SandboxRow,
         origin: &Origin,
     ) -> Vec<Result<Sandbox, EngineError>> {
@@ -221,6 +224,7 @@ impl Engine {
         let tasks: Vec<_> = (0..count)
             .map(|_| {
                 let (engine, origin, turns) = (self.clone(), origin.clone(), Arc::clone(&turns));
+                let parent = parent.clone();
                 let row = SandboxRow {
                     id: ids::sandbox().to_string(),
                     created_at: SystemTime::now(),
@@ -229,7 +233,12 @@ impl Engine {
                 tokio::spawn(async move {
                     // Never closed.
                     let _turn = turns.acquire().await;
-                    engine.make_child(row, &origin).await?.describe()
+                    let made = engine.make_child(row, &origin).await?;
+                    if let Err(error) = engine.inherit_access(&parent, &made).await {
+                        drop(engine.destroy(&made, "its fork failed").await);
+                        return Err(error);
+                    }
+                    made.describe()
                 })
             })
             .collect();

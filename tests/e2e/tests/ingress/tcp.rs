@@ -60,6 +60,9 @@ fn a_tcp_port_leads_into_the_guest_and_stays_the_sandboxs() {
     assert_eq!(ask(&raw, b"x").unwrap(), short, "after a rollback");
     assert_eq!(guest.heard("")["line"], "GET / HTTP/1.1");
 
+    guest
+        .world
+        .ok(["port", &guest.id, "8123", "--access", "token"]);
     let child = guest.world.api().fork(&guest.id, &json!({})).json();
     let child = child["children"][0]["sandbox"]["id"]
         .as_str()
@@ -80,6 +83,10 @@ fn a_tcp_port_leads_into_the_guest_and_stays_the_sandboxs() {
         raws.len() >= 2 && raws.iter().all(|raw| raw.is_null()),
         "{ports}"
     );
+
+    let is_token = |port: &&serde_json::Value| port["port"] == 8123;
+    let told = ports["ports"].as_array().unwrap().iter().find(is_token);
+    assert_eq!(told.unwrap()["access"], "token", "{ports}");
 
     guest.world.ok(["pause", &guest.id]);
     assert_eq!(
