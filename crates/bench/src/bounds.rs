@@ -6,13 +6,14 @@
 //!   | `create-warm` |                    | p50 ≥ 3 × faster than `runsc run`  | met   |
 //!   | `ping`        | POST …/ping        | p50 ≤ 4 × `GET /healthz`           | red   |
 //!   | `snapshot-bytes` |                 | p50 ≥ 5 × smaller than `savevm`    | met   |
+//!   | `net-upload` |                    | p50 ≥ 0.8 × `-netdev user`         | met   |
 //!   | `memory-shim` | private memory …   | –                                  | –     |
 //! ```
 //!
 //! A figure may have several rows; the first says what is measured.
 
 use crate::figure::info;
-use crate::stats::{Summary, Unit};
+use crate::stats::{Better, Summary, Unit};
 use serde::Serialize;
 
 /// Where the table begins and ends.
@@ -88,7 +89,7 @@ pub(crate) enum Limit {
     AtMost(f64, Unit),
     /// `≥ 30 MB/s`.
     AtLeast(f64, Unit),
-    /// `≥ 3 × faster than` or `smaller than` the baseline's median.
+    /// `≥ 3 × faster than` or `smaller than` the baseline's median; of a rate also `≥ 0.8 ×` it.
     Better(f64, String),
     /// `≤ 4 ×` the baseline's median.
     Times(f64, String),
@@ -149,9 +150,7 @@ fn parse_row(row: &str, table: &mut Table) -> Result<(), &'static str> {
         return Err("a row has four cells");
     };
     let figure = name.trim_matches('`').to_owned();
-    if info(&figure).is_none() {
-        return Err("there is no such figure");
-    }
+    let better = info(&figure).ok_or("there is no such figure")?.better;
     let known = table.definitions.iter().any(|known| known.figure == figure);
     match (known, what.is_empty()) {
         (false, true) => return Err("a figure's first row says what is measured"),
@@ -168,7 +167,7 @@ fn parse_row(row: &str, table: &mut Table) -> Result<(), &'static str> {
         (false, "red") => true,
         _ => return Err("the state of a bound is `met` or `red`"),
     };
-    let (statistic, limit) = parse_bound(text)?;
+    let (statistic, limit) = parse_bound(text, better)?;
     table.bounds.push(Bound {
         figure,
         text: text.to_owned(),
@@ -180,7 +179,7 @@ fn parse_row(row: &str, table: &mut Table) -> Result<(), &'static str> {
 }
 
 /// `p50 ≤ 60 ms`, `p50 ≥ 3 × faster than NAME`, `p50 ≤ 4 × NAME`.
-fn parse_bound(text: &str) -> Result<(Statistic, Limit), &'static str> {
+fn parse_bound(text: &str, better: Better) -> Result<(Statistic, Limit), &'static str> {
     let mut words = text.splitn(4, ' ');
     let mut word = || words.next().ok_or("a bound has four words at least");
     let statistic =
@@ -195,7 +194,11 @@ fn parse_bound(text: &str) -> Result<(Statistic, Limit), &'static str> {
         ("≥", Some(than)) => {
             let baseline = than.strip_prefix("faster than ");
             let baseline = baseline.or_else(|| than.strip_prefix("smaller than "));
-            let baseline = baseline.ok_or("`≥ N × faster than` or `smaller than`")?;
+            let baseline = match (baseline, better) {
+                (Some(baseline), _) => baseline,
+                (None, Better::More) => than,
+                (None, Better::Less) => return Err("`≥ N × faster than` or `smaller than`"),
+            };
             Limit::Better(number, name(baseline)?)
         }
         _ => return Err("a bound has `≤` or `≥`"),

@@ -66,6 +66,9 @@ pub enum BenchError {
     /// QEMU without Pando did not do what it is compared by.
     #[error("QEMU without Pando failed in the middle of the measurement")]
     Plain(#[source] std::io::Error),
+    /// Bytes did not go to or from a guest as they should.
+    #[error("the traffic of a guest broke off")]
+    Traffic(#[source] std::io::Error),
     /// The table of SPECIFICATION.md that is built in cannot be read.
     #[error("the Speed table of SPECIFICATION.md is wrong: {0}")]
     Specification(#[from] crate::bounds::TableError),

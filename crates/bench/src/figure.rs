@@ -20,7 +20,8 @@ const fn figure(name: &'static str, unit: Unit, better: Better) -> FigureInfo {
 pub(crate) const FIGURES: &[FigureInfo] = {
     use Better::{Less, More};
     use Unit::{
-        MegabytesPerSecond, Mebibytes, Milliseconds, MillisecondsPerMebibyte, Percent, Seconds,
+        MegabytesPerSecond, Mebibytes, Milliseconds, MillisecondsPerMebibyte, Percent,
+        RequestsPerSecond, Seconds,
     };
     &[
         figure("create-warm", Milliseconds, Less),
@@ -59,6 +60,15 @@ pub(crate) const FIGURES: &[FigureInfo] = {
         figure("fork", Seconds, Less),
         figure("fork-cpu", Milliseconds, Less),
         figure("fork-memory", Mebibytes, Less),
+        figure("net-download", MegabytesPerSecond, More),
+        figure("net-upload", MegabytesPerSecond, More),
+        figure("net-connect", Milliseconds, Less),
+        figure("net-held", Mebibytes, Less),
+        figure("net-left-memory", Percent, Less),
+        figure("net-left-descriptors", Percent, Less),
+        figure("ports-requests", RequestsPerSecond, More),
+        figure("ports-download", MegabytesPerSecond, More),
+        figure("ports-exec-delay", Milliseconds, Less),
     ]
 };
 

@@ -4,6 +4,7 @@
 //!   a daemon of its own ──► experiments, through REST only ──► figures ─┐
 //!   crun, runc, runsc ─────► the same command, sample by sample ────────┤
 //!   QEMU's savevm, loadvm ► the same VM, sample by sample ────────┤
+//!   QEMU's -netdev user ──► the same VM, sample by sample ────────┤
 //!   SPECIFICATION.md ──────► bounds ────────────────────────────────────┴─► verdicts, table, JSON
 //! ```
 //!
@@ -30,6 +31,7 @@ mod schedule;
 mod session;
 mod stats;
 mod table;
+mod traffic;
 mod verdict;
 
 pub use error::BenchError;

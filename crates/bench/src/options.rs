@@ -62,6 +62,12 @@ pub struct Counts {
     pub plain: usize,
     /// Forks.
     pub fork: usize,
+    /// Bulk transfers each way, series of connections, and series of requests.
+    pub traffic: usize,
+    /// Connections in a row, after which nothing is to be left.
+    pub connections: usize,
+    /// Programs run while a port is busy.
+    pub busy_exec: usize,
 }
 
 impl Counts {
@@ -82,6 +88,9 @@ impl Counts {
         going_back: 40,
         plain: 10,
         fork: 8,
+        traffic: 10,
+        connections: 10_000,
+        busy_exec: 50,
     };
 
     /// What fits into a few minutes of CI on two cores.
@@ -101,6 +110,9 @@ impl Counts {
         going_back: 12,
         plain: 5,
         fork: 3,
+        traffic: 3,
+        connections: 1000,
+        busy_exec: 20,
     };
 
     /// The same number of each, where a number is a free choice.
@@ -119,6 +131,8 @@ impl Counts {
             going_back: samples,
             plain: samples.min(self.plain),
             fork: samples.min(self.fork),
+            traffic: samples.min(self.traffic),
+            busy_exec: samples,
             ..self
         }
     }

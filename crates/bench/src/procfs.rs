@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 /// Memory in KiB as `VmRSS` and `VmHWM` of `status` have it.
@@ -43,6 +44,17 @@ pub(crate) fn vmm_memory(pid: u32) -> io::Result<VmmMemory> {
 pub(crate) fn private_kib(pid: u32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     Ok(sum(text.lines(), &PRIVATE))
+}
+
+/// Open descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> io::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+}
+
+/// An address of this host that is no loopback one.
+pub(crate) fn host_address() -> io::Result<Ipv4Addr> {
+    let text = fs::read_to_string("/proc/net/fib_trie")?;
+    parse_addresses(&text).ok_or_else(|| odd("no address but loopback ones"))
 }
 
 /// Processor time that a process has used, in clock ticks.
@@ -158,6 +170,17 @@ fn is_guest_memory(line: &str) -> bool {
         .ends_with("/slot/memory")
 }
 
+/// The first of the host's own addresses: in a table of routes as a tree, those whose whole
+/// length counts are leaves.
+fn parse_addresses(text: &str) -> Option<Ipv4Addr> {
+    let lines = text.lines().map(str::trim);
+    let pairs = lines.clone().zip(lines.skip(1));
+    let own = pairs.filter(|(_, kind)| *kind == "/32 host LOCAL");
+    let addresses = own.filter_map(|(leaf, _)| leaf.strip_prefix("|-- ")?.parse().ok());
+    let mut others = addresses.filter(|address: &Ipv4Addr| !address.is_loopback());
+    others.next()
+}
+
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     parent: u32,
@@ -238,11 +261,22 @@ Swap:                  0 kB
     }
 
     #[test]
+    fn the_hosts_addresses_are_leaves_of_its_routes() {
+        let loopback =
+            "Main:\n  |-- 127.0.0.0\n     /8 host LOCAL\n  |-- 127.0.0.1\n     /32 host LOCAL\n";
+        assert_eq!(parse_addresses(loopback), None);
+        let more = "  |-- 192.0.2.0\n     /24 link UNICAST\n  |-- 192.0.2.2\n     /32 host LOCAL\n";
+        let found = parse_addresses(&format!("{loopback}{more}"));
+        assert_eq!(found, Some(Ipv4Addr::new(192, 0, 2, 2)));
+    }
+
+    #[test]
     fn this_process_can_be_read() {
         let pid = std::process::id();
         assert!(resident(pid).unwrap().now_kib > 0);
         assert!(private_kib(pid).unwrap() > 0);
         assert!(cpu_ticks(pid).is_ok());
+        assert!(descriptors(pid).unwrap() > 2);
         let program = std::env::args().next().unwrap();
         let found = matching(|line| line.contains(&program)).unwrap();
         assert!(found.contains(&pid));

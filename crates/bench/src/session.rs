@@ -6,11 +6,12 @@ use crate::stats::milliseconds_since;
 use crate::{BenchError, Counts};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pando_client::api::{
-    CreateSandboxRequest, ExecRequest, ForkRequest, ForkedChild, RollbackRequest, Snapshot, Status,
-    TakeSnapshotRequest,
+    CreateSandboxRequest, Egress, ExecRequest, ForkRequest, ForkedChild, RollbackRequest, Snapshot,
+    Status, TakeSnapshotRequest,
 };
 use pando_client::{Client, ClientError};
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// A cold boot without KVM takes 15 s, on a busy machine a minute.
@@ -109,10 +110,27 @@ impl<'a> Session<'a> {
 
     /// Makes a sandbox and runs a program in it.
     pub(crate) async fn make(&self, start: Start) -> Result<Made, BenchError> {
-        let wanted = CreateSandboxRequest {
+        self.make_with(CreateSandboxRequest {
             start: Some(start.word().to_owned()),
             ..CreateSandboxRequest::default()
-        };
+        })
+        .await
+    }
+
+    /// Makes one that may reach an address which is refused to others.
+    pub(crate) async fn make_reaching(&self, address: IpAddr) -> Result<Made, BenchError> {
+        self.make_with(CreateSandboxRequest {
+            egress: Some(Egress {
+                default: "allow".to_owned(),
+                allow: vec![address.to_string()],
+                deny: Vec::new(),
+            }),
+            ..CreateSandboxRequest::default()
+        })
+        .await
+    }
+
+    async fn make_with(&self, wanted: CreateSandboxRequest) -> Result<Made, BenchError> {
         let began = Instant::now();
         let sandbox = limited("making a sandbox", self.client().create(&wanted)).await?;
         let create_ms = milliseconds_since(began);
@@ -135,7 +153,8 @@ impl<'a> Session<'a> {
         self.run(sandbox, &[PROGRAM]).await
     }
 
-    async fn run(&self, sandbox: &str, argv: &[&str]) -> Result<f64, BenchError> {
+    /// The same of any program.
+    pub(crate) async fn run(&self, sandbox: &str, argv: &[&str]) -> Result<f64, BenchError> {
         let program = ExecRequest {
             argv: Some(argv.iter().map(|&word| word.to_owned()).collect()),
             ..ExecRequest::default()

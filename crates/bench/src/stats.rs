@@ -21,18 +21,22 @@ pub(crate) enum Unit {
     /// Time for each 1,048,576 bytes.
     #[serde(rename = "ms/MiB")]
     MillisecondsPerMebibyte,
+    /// Requests and their answers in a second.
+    #[serde(rename = "requests/s")]
+    RequestsPerSecond,
     /// Hundredths.
     #[serde(rename = "%")]
     Percent,
 }
 
 impl Unit {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Milliseconds,
         Self::Seconds,
         Self::MegabytesPerSecond,
         Self::Mebibytes,
         Self::MillisecondsPerMebibyte,
+        Self::RequestsPerSecond,
         Self::Percent,
     ];
 
@@ -44,6 +48,7 @@ impl Unit {
             Self::MegabytesPerSecond => "MB/s",
             Self::Mebibytes => "MiB",
             Self::MillisecondsPerMebibyte => "ms/MiB",
+            Self::RequestsPerSecond => "requests/s",
             Self::Percent => "%",
         }
     }

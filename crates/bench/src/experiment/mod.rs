@@ -6,6 +6,8 @@ mod fork;
 mod going_back;
 mod idle;
 mod memory;
+mod net;
+mod ports;
 mod round_trip;
 mod snapshot;
 
@@ -46,11 +48,15 @@ pub enum Experiment {
     Resume,
     /// Eight children of a running sandbox.
     Fork,
+    /// Connections out of a sandbox.
+    Net,
+    /// HTTP into one.
+    Ports,
 }
 
 impl Experiment {
     /// All, in the order in which they are done.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::CreateWarm,
         Self::CreateSnapshot,
         Self::CreateBurst,
@@ -64,6 +70,8 @@ impl Experiment {
         Self::Rollback,
         Self::Resume,
         Self::Fork,
+        Self::Net,
+        Self::Ports,
     ];
 
     /// Its word on the command line.
@@ -82,6 +90,8 @@ impl Experiment {
             Self::Rollback => "rollback",
             Self::Resume => "resume",
             Self::Fork => "fork",
+            Self::Net => "net",
+            Self::Ports => "ports",
         }
     }
 
@@ -116,6 +126,8 @@ impl Experiment {
             Self::Rollback => going_back::rollback(session).await,
             Self::Resume => going_back::resume(session).await,
             Self::Fork => fork::fork(session).await,
+            Self::Net => net::net(session).await,
+            Self::Ports => ports::ports(session).await,
         }
     }
 }

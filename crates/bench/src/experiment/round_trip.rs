@@ -64,9 +64,14 @@ pub(super) async fn ping(session: &Session<'_>) -> Result<Vec<Figure>, BenchErro
 /// A sandbox that has run a few programs, and a machine that does nothing else.
 pub(super) async fn warmed_up(session: &Session<'_>) -> Result<String, BenchError> {
     let sandbox = session.make(Start::Auto).await?.id;
-    for _ in 0..WARM_UP {
-        session.exec(&sandbox).await?;
-    }
-    session.await_pool().await?;
+    warmed(session, &sandbox).await?;
     Ok(sandbox)
+}
+
+/// The same of a sandbox that is there.
+pub(super) async fn warmed(session: &Session<'_>, sandbox: &str) -> Result<(), BenchError> {
+    for _ in 0..WARM_UP {
+        session.exec(sandbox).await?;
+    }
+    session.await_pool().await.map(drop)
 }

@@ -6,6 +6,15 @@ use std::path::{Path, PathBuf};
 /// What we talk to it over: QMP, and the guest's two ports.
 pub(super) const SOCKETS: [&str; 3] = ["qmp", "ctl", "data"];
 
+/// Where the guest's network card leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Network {
+    /// Nowhere.
+    None,
+    /// QEMU's own gateway, `-netdev user`: the host is 10.0.2.2.
+    User,
+}
+
 /// Where one of them is.
 pub(super) fn socket(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.sock"))
@@ -20,7 +29,12 @@ pub(super) fn top_disk(arguments: &[String]) -> Option<PathBuf> {
 
 /// The same machine with files in another place, sockets of its own and no word on where it
 /// is loaded from.
-pub(super) fn rewrite(arguments: Vec<String>, slot: &Path, directory: &Path) -> Vec<String> {
+pub(super) fn rewrite(
+    arguments: Vec<String>,
+    slot: &Path,
+    directory: &Path,
+    network: Network,
+) -> Vec<String> {
     let (slot, place) = (slot.display().to_string(), directory.display().to_string());
     let mut rewritten: Vec<String> = Vec::new();
     let mut arguments = arguments.into_iter();
@@ -29,12 +43,12 @@ pub(super) fn rewrite(arguments: Vec<String>, slot: &Path, directory: &Path) -> 
             arguments.next();
             continue;
         }
-        rewritten.push(own(&argument.replace(&slot, &place), directory));
+        rewritten.push(own(&argument.replace(&slot, &place), directory, network));
     }
     rewritten
 }
 
-fn own(argument: &str, directory: &Path) -> String {
+fn own(argument: &str, directory: &Path, network: Network) -> String {
     for name in SOCKETS {
         if argument.starts_with(&format!("socket,id={name},")) {
             let path = socket(directory, name);
@@ -49,17 +63,19 @@ fn own(argument: &str, directory: &Path) -> String {
     }
     match parse(argument) {
         Some(mut node) => {
-            own_node(&mut node);
+            own_node(&mut node, network);
             node.to_string()
         }
         None => argument.to_owned(),
     }
 }
 
-fn own_node(node: &mut Value) {
+fn own_node(node: &mut Value, network: Network) {
     if node["type"] == "dgram" {
-        // A network that leads nowhere.
-        *node = json!({ "type": "hubport", "id": node["id"], "hubid": 0 });
+        *node = match network {
+            Network::None => json!({ "type": "hubport", "id": node["id"], "hubid": 0 }),
+            Network::User => json!({ "type": "user", "id": node["id"] }),
+        };
     }
     if let Some(node) = node.as_object_mut() {
         // As QEMU does it when nobody says otherwise: what is saved is on the disk.
@@ -100,7 +116,10 @@ mod tests {
     fn the_machine_stays_and_its_surroundings_are_our_own() {
         let theirs = THEIRS.map(str::to_owned).to_vec();
         assert_eq!(top_disk(&theirs), Some(PathBuf::from("/s/slot/disk.1")));
-        let ours = rewrite(theirs, Path::new("/s/slot"), Path::new("/b"));
+        let (slot, place) = (Path::new("/s/slot"), Path::new("/b"));
+        let online = rewrite(theirs.clone(), slot, place, Network::User);
+        assert!(online.contains(&r#"{"id":"net","type":"user"}"#.to_owned()));
+        let ours = rewrite(theirs, slot, place, Network::None);
         assert_eq!(
             ours,
             [

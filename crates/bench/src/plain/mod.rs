@@ -11,17 +11,24 @@
 //! same. What differs is what a person without Pando would have: no library that tracks
 //! writes, a qcow2 disk whose flushes are done, all of it in one process.
 //!
-//! Limits: the guest answers one frame, and runs no program for us.
+//! With a network card that leads to QEMU's own gateway it is what egress is compared with;
+//! see [`network`].
+//!
+//! Limits: where it saves and loads, the guest answers one frame, and runs no program for us.
 
 mod arguments;
 mod greeting;
+mod network;
 mod qcow2;
 mod qmp;
+
+pub(crate) use network::{HOST, PlainNetworkVm};
 
 use crate::daemon::DEVICE_STATE;
 use crate::session::{Session, Start};
 use crate::stats::milliseconds_since;
 use crate::{BenchError, procfs};
+use arguments::Network;
 use greeting::Greeter;
 use qmp::Qmp;
 use std::fs;
@@ -47,16 +54,29 @@ const BLOCK_BYTES: f64 = 512.0;
 
 /// A VM without Pando.
 pub(crate) struct PlainVm {
+    files: Files,
+    process: Process,
+    saved: usize,
+}
+
+/// What a QEMU of our own is started with.
+struct Files {
     directory: PathBuf,
     /// As after a load, without what says from where.
     arguments: Vec<String>,
     /// Where it saves.
     disk: PathBuf,
-    process: Process,
-    saved: usize,
 }
 
-/// Its QEMU, and the ways to it.
+/// A QEMU that stands still, and the ways to it.
+struct Launched {
+    child: Child,
+    qmp: Qmp,
+    ctl: UnixStream,
+    data: UnixStream,
+}
+
+/// One whose guest is only greeted.
 struct Process {
     child: Child,
     qmp: Qmp,
@@ -86,29 +106,12 @@ impl PlainVm {
     }
 
     async fn like(session: &Session<'_>, sandbox: &str, name: &str) -> io::Result<Self> {
-        let directory = session.daemon.scratch(name);
-        fs::create_dir(&directory)?;
-        let arguments = procfs::arguments(procfs::child_of(session.daemon.shim(sandbox)?)?)?;
-        let slot = session.daemon.slot(sandbox);
-        let disk = arguments::top_disk(&arguments)
-            .and_then(|path| path.strip_prefix(&slot).ok().map(Path::to_owned))
-            .ok_or_else(|| io::Error::other("a QEMU whose disk is not in its slot"))?;
-        link(&slot, &directory, &disk)?;
-        let arguments = arguments::rewrite(arguments, &slot, &directory);
-        let disk = directory.join(disk);
-        qcow2::create(&disk, &directory.join("disk.0"))?;
-        let mut incoming = arguments.clone();
-        incoming.extend(["-incoming".to_owned(), "defer".to_owned()]);
-        let mut process = Process::start(&incoming, &directory).await?;
-        process
-            .qmp
-            .migrate_incoming(&directory.join(DEVICE_STATE))
-            .await?;
+        let files = Files::of(session, sandbox, name, Network::None)?;
+        let launched = files.load().await?;
+        let mut process = Process::of(launched);
         process.go_on().await?;
         Ok(Self {
-            directory,
-            arguments,
-            disk,
+            files,
             process,
             saved: 0,
         })
@@ -123,12 +126,12 @@ impl PlainVm {
         // Under a new name each time: space that a removed one had would be used again.
         self.saved += 1;
         let command = format!("savevm {}", name_of(self.saved));
-        let before = allocated_bytes(&self.disk)?;
+        let before = allocated_bytes(&self.files.disk)?;
         let began = Instant::now();
         self.process.qmp.monitor(&command).await?;
         Ok(Saved {
             pause_ms: milliseconds_since(began),
-            mib: (allocated_bytes(&self.disk)? - before) / f64::from(1 << 20),
+            mib: (allocated_bytes(&self.files.disk)? - before) / f64::from(1 << 20),
         })
     }
 
@@ -154,10 +157,10 @@ impl PlainVm {
     async fn try_load_anew(&mut self) -> io::Result<f64> {
         // Two of them must not write one disk.
         self.process.child.kill().await?;
-        let mut arguments = self.arguments.clone();
+        let mut arguments = self.files.arguments.clone();
         arguments.extend(["-loadvm".to_owned(), name_of(self.saved)]);
         let began = Instant::now();
-        self.process = Process::start(&arguments, &self.directory).await?;
+        self.process = Process::of(Launched::start(&arguments, &self.files.directory).await?);
         self.process.go_on().await?;
         Ok(milliseconds_since(began))
     }
@@ -165,11 +168,43 @@ impl PlainVm {
     /// Ends it, and gives its disk's space back.
     pub(crate) async fn end(mut self) {
         let _ = self.process.child.kill().await;
-        let _ = fs::remove_dir_all(&self.directory);
+        let _ = fs::remove_dir_all(&self.files.directory);
     }
 }
 
-impl Process {
+impl Files {
+    /// The sandbox's own, but for the disk that is written.
+    fn of(session: &Session<'_>, sandbox: &str, name: &str, network: Network) -> io::Result<Self> {
+        let directory = session.daemon.scratch(name);
+        fs::create_dir(&directory)?;
+        let arguments = procfs::arguments(procfs::child_of(session.daemon.shim(sandbox)?)?)?;
+        let slot = session.daemon.slot(sandbox);
+        let disk = arguments::top_disk(&arguments)
+            .and_then(|path| path.strip_prefix(&slot).ok().map(Path::to_owned))
+            .ok_or_else(|| io::Error::other("a QEMU whose disk is not in its slot"))?;
+        link(&slot, &directory, &disk)?;
+        let arguments = arguments::rewrite(arguments, &slot, &directory, network);
+        let disk = directory.join(disk);
+        qcow2::create(&disk, &directory.join("disk.0"))?;
+        Ok(Self {
+            directory,
+            arguments,
+            disk,
+        })
+    }
+
+    /// A VM as the sandbox was when it was loaded; it does not run yet.
+    async fn load(&self) -> io::Result<Launched> {
+        let mut incoming = self.arguments.clone();
+        incoming.extend(["-incoming".to_owned(), "defer".to_owned()]);
+        let mut launched = Launched::start(&incoming, &self.directory).await?;
+        let state = self.directory.join(DEVICE_STATE);
+        launched.qmp.migrate_incoming(&state).await?;
+        Ok(launched)
+    }
+}
+
+impl Launched {
     async fn start(arguments: &[String], directory: &Path) -> io::Result<Self> {
         for socket in arguments::SOCKETS {
             let _ = fs::remove_file(arguments::socket(directory, socket));
@@ -190,10 +225,21 @@ impl Process {
         let [qmp, ctl, data] = arguments::SOCKETS.map(|name| arguments::socket(directory, name));
         Ok(Self {
             qmp: Qmp::new(connect(&qmp, &mut child).await?).await?,
-            greeter: Greeter::new(connect(&ctl, &mut child).await?),
-            _data: connect(&data, &mut child).await?,
+            ctl: connect(&ctl, &mut child).await?,
+            data: connect(&data, &mut child).await?,
             child,
         })
+    }
+}
+
+impl Process {
+    fn of(launched: Launched) -> Self {
+        Self {
+            child: launched.child,
+            qmp: launched.qmp,
+            greeter: Greeter::new(launched.ctl),
+            _data: launched.data,
+        }
     }
 
     /// Lets the guest run until it answers.
