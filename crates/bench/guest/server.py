@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 
-BULK = 64 << 20
+BULK = 32 << 20
 PIECE = bytes(1 << 20)
 SMALL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % BULK

@@ -13,7 +13,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-const BULK_BYTES: usize = 64 << 20;
+/// Of one transfer.
+const BULK_BYTES: usize = 32 << 20;
+
+/// Of the one before those that count.
+const WARM_UP_BYTES: usize = 4 << 20;
 
 /// Connections of one sample, made one after the other.
 const SERIES: usize = 100;
@@ -59,9 +63,10 @@ pub(super) async fn net(session: &Session<'_>) -> Result<Vec<Figure>, BenchError
     let mut own = begin(session, &sandbox, address).await?;
     let (mut samples, mut baselines) = (Samples::default(), Samples::default());
     // What QEMU has not translated yet is translated now.
-    samples_of(&mut own, &mut Samples::default()).await?;
-    if let Some(peer) = &mut plain.peer {
-        samples_of(peer, &mut Samples::default()).await?;
+    for peer in std::iter::once(&mut own).chain(&mut plain.peer) {
+        peer.does(Job::Download(WARM_UP_BYTES)).await?;
+        peer.does(Job::Upload(WARM_UP_BYTES)).await?;
+        peer.does(Job::Connect(SERIES)).await?;
     }
     let count = session.counts.traffic;
     let turns = [count, plain.peer.as_ref().map_or(0, |_| count)];

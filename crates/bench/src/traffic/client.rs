@@ -21,7 +21,7 @@ const LISTEN_LIMIT: Duration = Duration::from_secs(60);
 const LISTEN_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the guest's server sends for `/bulk`: its `BULK`.
-pub(crate) const BULK_BYTES: usize = 64 << 20;
+pub(crate) const BULK_BYTES: usize = 32 << 20;
 
 /// Where a port of a sandbox is.
 #[derive(Clone, Debug)]
