@@ -813,7 +813,7 @@ fn a_damaged_layer_is_named_before_anything_runs_on_it() {
         .collect();
     let kinds = |name: &str| name.split('.').next().unwrap().to_owned();
     let kinds: BTreeSet<_> = layers.iter().map(|name| kinds(name)).collect();
-    let every = ["device-state", "disk", "memory", "pages", "root"];
+    let every = ["device-state", "disk", "memory", "network", "pages", "root"];
     assert_eq!(kinds, every.map(str::to_owned).into());
     for layer in &layers {
         let whole = damaged.replace(layer, flip_a_byte);
