@@ -24,6 +24,7 @@ pub(crate) enum SettingKey {
     Listen,
     PublicHosts,
     Dns,
+    NetMibS,
     PublicUrl,
     PortBind,
     PortRange,
@@ -84,6 +85,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::PortBind, ("port_bind", "PANDO_PORT_BIND"), "`127.0.0.1`", "The address that TCP ports of sandboxes (`pando port ID PORT`) are bound to."),
     setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
     setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
+    setting(SettingKey::NetMibS, ("net_mib_s", "PANDO_NET_MIB_S"), "none", "The most, in MiB a second, that each sandbox may send, and receive, by its network."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
@@ -95,7 +97,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
 ];
 
 /// Settings that may be numbers in the configuration file.
-const NUMBERS: [&str; 3] = ["warm", "reserve_mib", "materialized_mib"];
+const NUMBERS: [&str; 4] = ["warm", "reserve_mib", "materialized_mib", "net_mib_s"];
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -331,6 +333,7 @@ fn default_of(
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
         | SettingKey::Dns
+        | SettingKey::NetMibS
         | SettingKey::PublicUrl
         | SettingKey::ReserveMib
         | SettingKey::DebianMirror => String::new(),

@@ -49,6 +49,8 @@ pub(crate) struct Bakery {
     pub(crate) starter: ShimStarter,
     pub(crate) bakes: Snapshots,
     pub(crate) dirs: SandboxDirs,
+    /// Of each sandbox's network, each way; `None` is as much as there is.
+    pub(crate) bandwidth_bytes_per_second: Option<u64>,
     /// One lock for each key that is being made: the second caller waits for the first.
     pub(crate) under_way: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -197,6 +199,7 @@ impl Bakery {
             machine_id: crate::ids::machine_id(id),
             env: BTreeMap::new(),
             network: None,
+            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             slot: None,
             preload: self.starter.preload.clone(),
             jail: self.starter.jail,

@@ -50,6 +50,8 @@ pub struct EngineConfig {
     pub pool: PoolConfig,
     /// The most that whole memory files, put together from snapshots' layers, may take.
     pub materialized_mib: u64,
+    /// What each sandbox may send and receive by its network; `None` is as much as there is.
+    pub bandwidth_bytes_per_second: Option<u64>,
     /// Where sandboxes' names are asked; empty for the host's name servers.
     pub dns: Vec<std::net::SocketAddr>,
     /// How ports of sandboxes are offered.
@@ -452,6 +454,7 @@ impl Inner {
             starter,
             bakes: Snapshots::open(&bakes, &verified)?,
             dirs: dirs.clone(),
+            bandwidth_bytes_per_second: config.bandwidth_bytes_per_second,
             under_way: Mutex::new(HashMap::new()),
         };
         let pool = Pool::new(config.pool);

@@ -140,13 +140,17 @@ impl std::fmt::Display for Interruption {
     }
 }
 
+/// How a VMM ends that has written to a file on a disk without room.
+const BUS_ERROR: &str = "signal 7";
+
 /// QEMU's words for a layer whose beginning was never written out.
 const UNREADABLE_DISK: &str = "not in qcow2 format";
 
 impl EngineError {
     /// Why a VM did not come up, by what its shim says.
     pub(crate) fn not_spawned(cause: String) -> Self {
-        match cause.contains(pando_shim::NO_SPACE) {
+        // A bake's memory is a file: that there is no room for a page of it is a bus error.
+        match cause.contains(pando_shim::NO_SPACE) || cause.ends_with(BUS_ERROR) {
             true => Self::NoSpace("the sandbox could not write its disk".to_owned()),
             false if cause.contains(UNREADABLE_DISK) => Self::SpawnFailed(format!(
                 "its disk cannot be read, as after a power cut; `pando rollback` takes it to a snapshot: {cause}"

@@ -294,7 +294,10 @@ impl Machine {
                 .map(|network| network.resolvers.clone())
                 .unwrap_or_default(),
             names: Vec::new(),
-            limits: GatewayLimits::default(),
+            limits: GatewayLimits {
+                bandwidth_bytes_per_second: self.spec.bandwidth_bytes_per_second,
+                ..GatewayLimits::default()
+            },
         };
         let (gateway, handle) = Gateway::new(config).map_err(StartError::Socket)?;
         tokio::spawn(gateway.run());

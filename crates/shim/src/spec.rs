@@ -130,6 +130,8 @@ pub struct ShimSpec {
     pub env: BTreeMap<String, String>,
     /// What it may reach: nothing in a slot, before it is claimed, and in a bake.
     pub network: Option<Network>,
+    /// Payload of its network, each way; `None` is as much as there is.
+    pub bandwidth_bytes_per_second: Option<u64>,
     /// Present in a slot, which waits to be claimed. Hostname and machine id may change
     /// then, and the environment comes only then.
     pub slot: Option<Slot>,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_create_on_a_full_disk_is_refused_and_leaves_nothing() {
-    // The layers of a sandbox are copied here, since the cache is on another file system:
-    // one sandbox fits, two do not.
-    let fs = LoopFs::new(FileSystem::Ext4, 900);
+    // Room for the template's two bakes side by side, each with a guest's memory and a copy
+    // of the root, since the cache is on another file system.
+    let fs = LoopFs::new(FileSystem::Ext4, 1600);
     let world = World::with(Options {
         state_dir: Some(fs.path().join("state")),
         ..Options::default()

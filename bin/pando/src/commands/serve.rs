@@ -153,6 +153,8 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
             .unwrap_or_default(),
+        bandwidth_bytes_per_second: number(config, SettingKey::NetMibS, "net_mib_s")?
+            .map(|mib| mib.saturating_mul(1 << 20)),
         dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),

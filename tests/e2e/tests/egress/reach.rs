@@ -77,6 +77,18 @@ fn errors_of_the_world_come_through(outcomes: &[Outcome]) {
 }
 
 #[test]
+fn a_transfer_is_as_fast_as_a_sandbox_may_be() {
+    let stage = Stage::with(&[("PANDO_NET_MIB_S", "2")]);
+    let guest = stage.guest(&Value::Null);
+    // 8 MiB: four seconds at 2 MiB a second, less what may come at once.
+    let took = guest.sh(
+        "curl -sS --max-time 60 -o /dev/null -w '%{time_total}' http://other.test.example/bulk",
+    );
+    let took: f64 = took.parse().unwrap();
+    assert!((3.5..8.0).contains(&took), "{took} s");
+}
+
+#[test]
 fn pip_and_apt_install_from_their_archives() {
     let stage = Stage::new();
     let guest = stage.guest(&Value::Null);

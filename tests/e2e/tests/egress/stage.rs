@@ -25,9 +25,19 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// One whose daemon has these settings, too.
+    pub(crate) fn with(settings: &[(&str, &str)]) -> Self {
         let lab = Lab::new();
+        let settings = [("PANDO_DNS", RESOLVER)]
+            .into_iter()
+            .chain(settings.iter().copied());
         let world = World::with(Options {
-            env: vec![("PANDO_DNS".to_owned(), RESOLVER.to_owned())],
+            env: settings
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
             ..Options::default()
         });
         Self { world, lab }

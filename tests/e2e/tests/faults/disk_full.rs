@@ -36,7 +36,7 @@ const SAMPLE: [(Operation, u64); 6] = [
 
 #[test]
 fn a_full_disk_refuses_and_loses_nothing() {
-    let fs = LoopFs::new(FileSystem::Ext4, 1200);
+    let fs = LoopFs::new(FileSystem::Ext4, 1600);
     let world = World::with(Options {
         state_dir: Some(fs.state_dir()),
         ..Options::default()
