@@ -92,12 +92,16 @@ def spin(name, draw):
     while True:
         asked = time.time()
         # Too little where another process came between, never too much.
-        jumped = asked - time.monotonic() - before > JUMP
+        offset = asked - time.monotonic()
         value = draw()
-        if jumped:
+        if offset - before > JUMP:
             if epoch() != known:
+                if time.time() - time.monotonic() - offset > JUMP:
+                    # The original's pause was seen, and the thaw came after that.
+                    value = draw()
                 break
-            _, before = sample()
+            # What was seen before the epoch was: the next freeze may come right here.
+            before = offset
         if keep:
             drawn.append(value)
             keep = len(drawn) < KEPT
@@ -118,7 +122,9 @@ def watch_clocks():
         latest = ticks
         if after is None and now - before > JUMP:
             if epoch() != known:
-                after, thawed = now, ticks
+                again, later = sample()
+                # As in `spin`.
+                after, thawed = (later, again) if later - now > JUMP else (now, ticks)
             else:
                 before = now
     tell("clock", {"before": before, "after": after, "latest": now, "backwards": backwards})
@@ -151,11 +157,13 @@ def wait_blocked():
     _, before = sample()
     tell("ready-blocked", {})
     while True:
-        if time.time() - time.monotonic() - before >= JUMP:
-            seen, now = pending(), epoch()
+        offset = time.time() - time.monotonic()
+        if offset - before >= JUMP:
+            now = epoch()
             if now != known:
-                return tell("blocked", {"pending": seen, "epoch": now})
-            _, before = sample()
+                return tell("blocked", {"pending": pending(), "epoch": now})
+            # As in `spin`.
+            before = offset
 
 
 def wait_caught():

@@ -210,3 +210,37 @@ fn the_command_line_sets_a_policy_and_shows_what_came_of_it() {
         assert!(table.contains(told), "{told}: {table}");
     }
 }
+
+#[test]
+fn a_template_says_what_its_sandboxes_may_reach_that_say_nothing_themselves() {
+    let stage = Stage::new();
+    let world = &stage.world;
+    let policy = |id: &str| world.inspect(id)["egress"].clone();
+    let all = json!({ "default": "allow", "allow": [], "deny": [] });
+    let few = json!({ "default": "deny", "allow": ["203.0.113.77"], "deny": [] });
+    assert_eq!(policy(&world.create()), all);
+    let set = [
+        "template",
+        "net",
+        "base",
+        "--egress",
+        "deny",
+        "--allow",
+        "203.0.113.77",
+    ];
+    assert_eq!(world.ok(set), "allow 203.0.113.77\ndefault deny");
+    let guest = stage.guest(&Value::Null);
+    assert_eq!(policy(&guest.id), few);
+    let outcomes = guest.tries(&json!([
+        ["tcp", "203.0.113.77", 7007],
+        ["tcp", "203.0.113.5", 7],
+    ]));
+    outcomes[0].good();
+    outcomes[1].refused();
+    let snapshot = world.ok(["snapshot", &guest.id]);
+    world.ok(["template", "net", "base", "--egress", "allow"]);
+    assert_eq!(policy(&world.create()), all);
+    // What is made of what there was before keeps what that might.
+    assert_eq!(policy(&world.ok(["create", "--from", &snapshot])), few);
+    assert_eq!(policy(&world.ok(["fork", &guest.id])), few);
+}
