@@ -202,6 +202,8 @@ impl Engine {
                 continue;
             }
             for entry in self.inner.sandboxes.all() {
+                // Else a policy that changes meanwhile could be overtaken by the one before.
+                let _turn = entry.turn.lock().await;
                 let Some(shim) = entry.shim() else { continue };
                 if let Err(error) = self.tell_network(&entry, &shim).await {
                     tracing::debug!(sandbox = %entry.id, %error, "not told of name servers");
