@@ -94,15 +94,26 @@ pub(crate) struct Saved {
     pub(crate) mib: f64,
 }
 
+/// Makes a sandbox for `load` to make a VM of, and removes it again.
+async fn instead_of<V>(
+    session: &Session<'_>,
+    load: impl AsyncFnOnce(&str) -> io::Result<V>,
+) -> Result<V, BenchError> {
+    session.await_pool().await?;
+    let sandbox = session.make(Start::Auto).await?.id;
+    let vm = load(&sandbox).await;
+    session.remove(&sandbox).await?;
+    session.await_pool().await?;
+    vm.map_err(BenchError::Plain)
+}
+
 impl PlainVm {
     /// Loads the VM of a sandbox that is made for it and removed again, and lets it run.
     pub(crate) async fn start(session: &Session<'_>, name: &str) -> Result<Self, BenchError> {
-        session.await_pool().await?;
-        let sandbox = session.make(Start::Auto).await?.id;
-        let vm = Self::like(session, &sandbox, name).await;
-        session.remove(&sandbox).await?;
-        session.await_pool().await?;
-        vm.map_err(BenchError::Plain)
+        instead_of(session, async |sandbox| {
+            Self::like(session, sandbox, name).await
+        })
+        .await
     }
 
     async fn like(session: &Session<'_>, sandbox: &str, name: &str) -> io::Result<Self> {

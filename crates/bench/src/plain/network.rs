@@ -4,9 +4,9 @@
 //! Its agent is spoken to as a shim does it, over the channel; REST has no way to such a VM.
 
 use super::arguments::Network;
-use super::{Files, Launched, STEP_LIMIT};
+use super::{Files, Launched, STEP_LIMIT, instead_of};
 use crate::BenchError;
-use crate::session::{Session, Start};
+use crate::session::Session;
 use connectrpc::client::ClientConfig;
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
 use pando_wire::guest::Resume;
@@ -31,12 +31,10 @@ struct Connected {
 impl PlainNetworkVm {
     /// Loads the VM of a sandbox that is made for it and removed again, and lets it run.
     pub(crate) async fn start(session: &Session<'_>, name: &str) -> Result<Self, BenchError> {
-        session.await_pool().await?;
-        let sandbox = session.make(Start::Auto).await?.id;
-        let vm = Self::like(session, &sandbox, name).await;
-        session.remove(&sandbox).await?;
-        session.await_pool().await?;
-        vm.map_err(BenchError::Plain)
+        instead_of(session, async |sandbox| {
+            Self::like(session, sandbox, name).await
+        })
+        .await
     }
 
     async fn like(session: &Session<'_>, sandbox: &str, name: &str) -> io::Result<Self> {
