@@ -81,6 +81,9 @@ fn config(root: &Path, argv: &[&str], user: u32) -> Value {
         "mounts": [
             { "destination": "/proc", "type": "proc", "source": "proc" },
             { "destination": "/tmp", "type": "tmpfs", "source": "tmpfs" },
+            // A container's own: in a root that several share, runc makes its links in `/dev`
+            // there, and of two that start at once one fails.
+            { "destination": "/dev", "type": "tmpfs", "source": "tmpfs" },
         ],
         "linux": linux,
     })

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Output, Stdio};
+use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -95,6 +95,8 @@ pub(crate) struct Runtime {
     pub(crate) missing: Option<String>,
     /// The command up to its verb.
     command: Vec<OsString>,
+    /// What it complains of. A file, since a container that stays would keep a pipe open.
+    complaints: PathBuf,
     /// Runs `/bin/true`.
     short: PathBuf,
     /// Runs for long.
@@ -197,6 +199,7 @@ impl Runtime {
             what: kind.what.to_owned(),
             missing: None,
             command,
+            complaints: state.with_extension("stderr"),
             short: PathBuf::new(),
             long: PathBuf::new(),
             containers: AtomicU32::new(0),
@@ -305,7 +308,8 @@ impl Runtime {
         run.arg(&self.short).arg(&id);
         let ran = output(run).await?;
         if !ran.status.success() {
-            return Err(format!("it does not work here: {}", last_line(&ran)));
+            let said = last_line(&ran.stderr).unwrap_or_else(|| ran.status.to_string());
+            return Err(format!("it does not work here: {said}"));
         }
         let text = String::from_utf8_lossy(&version.stdout).into_owned();
         if let Some(version) = text.lines().next() {
@@ -319,10 +323,14 @@ impl Runtime {
         let mut words = self.command.iter();
         let mut command = Command::new(words.next().cloned().unwrap_or_default());
         command.args(words).args(verb).process_group(0);
+        let complaints = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&self.complaints);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stderr(complaints.map_or_else(|_| Stdio::null(), Stdio::from));
         command
     }
 
@@ -345,7 +353,11 @@ impl Runtime {
         let began = Instant::now();
         match tokio::time::timeout(RUN_LIMIT, work).await {
             Ok(Ok(status)) if status.success() => Ok(milliseconds_since(began)),
-            Ok(Ok(status)) => Err(failed(status.to_string())),
+            Ok(Ok(status)) => {
+                let said = fs::read(&self.complaints).unwrap_or_default();
+                let said = last_line(&said).map_or_else(String::new, |line| format!(": {line}"));
+                Err(failed(format!("{status}{said}")))
+            }
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed("it hangs".to_owned())),
         }
@@ -387,8 +399,9 @@ async fn cgroup2_namespace() -> io::Result<(Child, u32)> {
     }
 }
 
-fn last_line(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+/// The last line with anything in it.
+fn last_line(stderr: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(stderr);
     let line = text.lines().rev().find(|line| !line.trim().is_empty());
-    line.map_or_else(|| output.status.to_string(), |line| line.trim().to_owned())
+    line.map(|line| line.trim().to_owned())
 }
