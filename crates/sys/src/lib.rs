@@ -24,6 +24,7 @@ pub mod guest;
 pub mod host;
 pub mod jail;
 pub mod memory;
+pub mod process;
 pub mod random;
 pub mod readiness;
 pub mod socket;
