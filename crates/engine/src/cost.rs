@@ -83,7 +83,7 @@ impl Engine {
         let (net_sent_bytes, net_received_bytes) = network.unwrap_or_default();
         Ok(SandboxUsage {
             memory_bytes: used.private_bytes,
-            cpu_s: used.cpu_s,
+            cpu_ms: used.cpu_ms,
             disk_bytes,
             net_sent_bytes,
             net_received_bytes,
@@ -99,7 +99,7 @@ impl ShimProcess {
         let used = all.filter_map(|pid| ProcessUse::of(pid).ok());
         used.fold(ProcessUse::default(), |sum, used| ProcessUse {
             private_bytes: sum.private_bytes + used.private_bytes,
-            cpu_s: sum.cpu_s + used.cpu_s,
+            cpu_ms: sum.cpu_ms + used.cpu_ms,
         })
     }
 }

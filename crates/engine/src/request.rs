@@ -99,12 +99,12 @@ pub struct Sandbox {
 }
 
 /// What a sandbox costs its host now.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SandboxUsage {
     /// Memory of its VMM and its shim that nobody shares with them; 0 without a VM.
     pub memory_bytes: u64,
-    /// CPU time of both since its VM came up, in seconds.
-    pub cpu_s: f64,
+    /// CPU time of both since its VM came up, in ms.
+    pub cpu_ms: u64,
     /// Allocated bytes of files that are its own alone.
     pub disk_bytes: u64,
     /// Bytes from the guest by its network since its VM came up.

@@ -75,13 +75,13 @@ fn threads(pid: u32) -> io::Result<Vec<u32>> {
 }
 
 /// What a process has used, from `/proc/PID`. Anybody may read it, whoever's it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessUse {
     /// Memory that nobody shares with it: anonymous, which a written page of a private file
     /// mapping also is, and what of that is swapped out. In bytes.
     pub private_bytes: u64,
-    /// CPU time of all its threads, in seconds.
-    pub cpu_s: f64,
+    /// CPU time of all its threads, in ms.
+    pub cpu_ms: u64,
 }
 
 impl ProcessUse {
@@ -95,20 +95,19 @@ impl ProcessUse {
         let bytes = |name| crate::host::meminfo_bytes(&status, name).unwrap_or(0);
         Ok(Self {
             private_bytes: bytes("RssAnon") + bytes("VmSwap"),
-            cpu_s: cpu_s(&stat).unwrap_or(0.0),
+            cpu_ms: cpu_ms(&stat).unwrap_or(0),
         })
     }
 }
 
 /// Fields 14 and 15 of `/proc/PID/stat`: time in user code and in the kernel.
-fn cpu_s(stat: &str) -> Option<f64> {
+fn cpu_ms(stat: &str) -> Option<u64> {
     // The second field is the program's name in parentheses and may hold spaces.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let user: f64 = fields.next()?.parse().ok()?;
-    let kernel: f64 = fields.next()?.parse().ok()?;
-    let ticks = rustix::param::clock_ticks_per_second();
-    #[expect(clippy::cast_precision_loss, reason = "it is 100")]
-    Some((user + kernel) / ticks.max(1) as f64)
+    let user: u64 = fields.next()?.parse().ok()?;
+    let kernel: u64 = fields.next()?.parse().ok()?;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Some((user + kernel).saturating_mul(1000) / per_second)
 }
 
 #[cfg(test)]
@@ -145,10 +144,10 @@ mod tests {
     #[test]
     fn what_a_process_used_is_read() {
         let used = ProcessUse::of(std::process::id()).unwrap();
-        assert!(used.private_bytes > 0 && used.cpu_s >= 0.0);
+        assert!(used.private_bytes > 0);
         assert!(ProcessUse::of(u32::MAX).is_err());
         let stat = "7 (a b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 7 1";
-        assert_eq!(cpu_s(stat), Some(3.0));
-        assert_eq!(cpu_s("7 (x"), None);
+        assert_eq!(cpu_ms(stat), Some(3000));
+        assert_eq!(cpu_ms("7 (x"), None);
     }
 }
