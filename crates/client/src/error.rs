@@ -51,6 +51,8 @@ pub struct ApiRefusal {
     pub hint: Option<String>,
     /// Names the request in the daemon's log.
     pub request_id: String,
+    /// After so many seconds the same request may succeed.
+    pub retry_after_s: Option<u64>,
 }
 
 impl ClientError {
@@ -77,6 +79,23 @@ impl ClientError {
             message: body.message,
             hint: body.hint,
             request_id: body.request_id,
+            retry_after_s: None,
         }))
+    }
+
+    /// The same, and when to ask again.
+    pub(crate) fn after(mut self, seconds: Option<u64>) -> Self {
+        if let Self::Api(refusal) = &mut self {
+            refusal.retry_after_s = seconds;
+        }
+        self
+    }
+
+    /// After how long the same request may succeed, if the daemon said so.
+    pub fn retry_after(&self) -> Option<std::time::Duration> {
+        match self {
+            Self::Api(refusal) => refusal.retry_after_s.map(std::time::Duration::from_secs),
+            _ => None,
+        }
     }
 }
