@@ -5,6 +5,7 @@
 //!
 //! [`Engine`] is the surface. `lifecycle` says what is legal when and has no I/O;
 //! `sandboxes` holds the entries; `spawn` makes them run and notices their end;
+//! `lifetime` ends those whose time is over and wakes those that sleep;
 //! `bake` makes snapshots of templates; `pool` keeps slots that wait for requests;
 //! `shims` starts the processes.
 
@@ -18,6 +19,7 @@ mod identity;
 mod ids;
 mod keys;
 mod lifecycle;
+mod lifetime;
 mod network;
 mod pool;
 mod ports;

@@ -11,7 +11,9 @@ use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::source::{Source, boot_plan, lay_out_boot, lay_out_start};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_shim::spec::ShimSpec;
-use pando_store::{IndexError, NewEvent, SandboxDir, SandboxRow, SavedState, read_untrusted};
+use pando_store::{
+    IndexError, LifetimeRow, NewEvent, SandboxDir, SandboxRow, SavedState, read_untrusted,
+};
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
 use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
@@ -166,6 +168,7 @@ impl Engine {
             env: to_json(&request.env)?,
             labels: to_json(&request.labels)?,
             egress: (*egress).to_owned(),
+            lifetime: request.lifetime.row(),
             ..self.blank_row(&caller.tenant, root, ingredients.size)?
         })
     }
@@ -197,6 +200,7 @@ impl Engine {
             home: None,
             paused_in: None,
             egress: String::new(),
+            lifetime: LifetimeRow::default(),
         })
     }
 
@@ -233,6 +237,7 @@ impl Engine {
         // Before anybody can find it.
         entry.set_shim(shim);
         self.inner.sandboxes.insert(Arc::clone(&entry));
+        self.inner.lifetimes.have_changed();
         Ok(entry)
     }
 

@@ -1,6 +1,6 @@
 //! `pando ls`, `inspect`, `rm`, `start`: sandboxes as a whole.
 
-use super::remove_each;
+use super::{remove_each, timeout};
 use crate::cli::{List, Many, One};
 use crate::exit;
 use crate::output;
@@ -20,7 +20,9 @@ pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
     } else {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
         output::table(
-            &["ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE"],
+            &[
+                "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "EXPIRES",
+            ],
             &rows,
         );
     }
@@ -36,6 +38,7 @@ fn row(sandbox: &Sandbox) -> Vec<String> {
         sandbox.cpus.to_string(),
         format!("{} MiB", sandbox.memory_mib),
         age_since(&sandbox.created_at),
+        timeout::brief(sandbox),
     ]
 }
 

@@ -11,7 +11,9 @@ use crate::bake::Ingredients;
 use crate::engine::{Change, Engine, Moved};
 use crate::lifecycle::Operation;
 use crate::network::egress_json;
-use crate::request::{Caller, CreateSandbox, Fork, Forked, Sandbox, Snapshot, Start, TakeSnapshot};
+use crate::request::{
+    Caller, CreateSandbox, Fork, Forked, Lifetime, Sandbox, Snapshot, Start, TakeSnapshot,
+};
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess, log_last_words};
 use crate::source::{Source, lay_out_disk};
@@ -114,6 +116,7 @@ impl Engine {
                 Some(policy) => egress_json(policy)?,
                 None => row.egress.clone(),
             },
+            lifetime: request.lifetime.row(),
             ..self.child_row(caller, &stored)?
         };
         let made = self.make_child(child, &origin).await?;
@@ -188,6 +191,7 @@ impl Engine {
             parent: entry.row().parent,
             template: row.template.clone(),
             egress: row.egress.clone(),
+            lifetime: Lifetime::of(&row.lifetime).with(request.lifetime).row(),
             ..self.child_row(&Caller { tenant: row.tenant }, stored)?
         };
         let children = self
@@ -284,7 +288,7 @@ impl Engine {
     }
 
     /// Lets a paused sandbox go on. The caller has its turn.
-    pub(super) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+    pub(crate) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         if entry.state() == SandboxState::Running {
             // Somebody was quicker: it does what was asked for.
             return Ok(());
