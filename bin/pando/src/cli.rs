@@ -1,8 +1,10 @@
 //! The command line: what can be typed. `docs/cli.md` is generated from it.
 
+mod lifetime;
 mod port;
 mod snapshots;
 
+pub(crate) use lifetime::{LifetimeFlags, SleepFlags, Span, Timeout};
 pub(crate) use port::Port;
 pub(crate) use snapshots::{
     Fork, ManySnapshots, Rollback, Snapshot, SnapshotCommand, SnapshotList, SnapshotShow,
@@ -120,6 +122,11 @@ pub(crate) enum Command {
     Pause(Many),
     /// Let paused sandboxes go on
     Resume(Many),
+    /// Show how long a sandbox is there, or change it
+    ///
+    /// `pando timeout ID 10m` gives it ten minutes from now, however long it had. A paused sandbox keeps until it goes
+    /// on; then its time begins anew.
+    Timeout(Timeout),
     /// Keep a sandbox's present state, and look after such snapshots
     ///
     /// `pando snapshot ID` prints the snapshot's id once it survives a power cut; the sandbox runs on meanwhile, but
@@ -300,6 +307,8 @@ pub(crate) struct Create {
     /// Note something about it; repeat for more
     #[arg(short, long = "label", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) label: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) lifetime: LifetimeFlags,
 }
 
 /// `pando exec`.
@@ -581,7 +590,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `90`, `90s`, `1.5m`, `1h`.
+/// `90`, `90s`, `1.5m`, `1h`, `2d`.
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a time such as 90, 90s, 5m or 1h".to_owned();
     let split = text
@@ -593,6 +602,7 @@ fn duration(text: &str) -> Result<Duration, String> {
         "ms" => 0.001,
         "m" => 60.0,
         "h" => 3600.0,
+        "d" => 86_400.0,
         _ => return Err(wrong()),
     };
     let seconds = number.parse::<f64>().map_err(|_| wrong())? * seconds;

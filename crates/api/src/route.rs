@@ -6,8 +6,8 @@
 
 use crate::openapi::SchemaOf;
 use crate::{
-    BakeRequest, ChangeRequest, ConsoleLog, CreateSandboxRequest, DiskUsage, EventList,
-    ExecRequest, ExecResponse, FileInfo, FileList, ForkRequest, Forked, MakeDirRequest,
+    BakeRequest, ChangeRequest, ChangeSandboxRequest, ConsoleLog, CreateSandboxRequest, DiskUsage,
+    EventList, ExecRequest, ExecResponse, FileInfo, FileList, ForkRequest, Forked, MakeDirRequest,
     MoveRequest, Network, OpenPortRequest, Port, PortList, ProcessList, RollbackRequest,
     RolledBack, Sandbox, SandboxList, Snapshot, SnapshotList, Status, TakeSnapshotRequest,
     Template, TemplateList, Tree, WarmRequest, stream,
@@ -257,7 +257,7 @@ pub const ROUTES: &[Route] = {
         row(O::CreateSandbox, (Post, "/v1/sandboxes"), &[], takes::<CreateSandboxRequest>(), gives::<Sandbox>(201), "Make a sandbox; answers when it is ready."),
         row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[USAGE], Empty, gives::<SandboxList>(200), "List your sandboxes."),
         row(O::GetSandbox, (Get, "/v1/sandboxes/{id}"), &[], Empty, gives::<Sandbox>(200), "Describe a sandbox."),
-        row(O::ChangeSandbox, (Patch, "/v1/sandboxes/{id}"), &[], takes::<ChangeRequest>(), gives::<Sandbox>(200), "Change what a sandbox may reach, at once."),
+        row(O::ChangeSandbox, (Patch, "/v1/sandboxes/{id}"), &[], takes::<ChangeSandboxRequest>(), gives::<Sandbox>(200), "Change what a sandbox may reach, and how long it is there."),
         row(O::Network, (Get, "/v1/sandboxes/{id}/network"), &[], Empty, gives::<Network>(200), "What a sandbox may reach, is connected with and was refused."),
         row(O::RemoveSandbox, (Delete, "/v1/sandboxes/{id}"), &[], Empty, NoContent, "Remove a sandbox and its disk."),
         row(O::StopSandbox, (Post, "/v1/sandboxes/{id}/stop"), &[], Empty, gives::<Sandbox>(200), "Power a sandbox off; its disk is kept."),

@@ -3,6 +3,7 @@
 use crate::admission::{Admission, AdmissionConfig};
 use crate::bake::Bakery;
 use crate::host::Host;
+use crate::lifetime::{Lifetimes, deadline};
 use crate::pool::{Pool, PoolConfig};
 use crate::ports::{Ports, PortsConfig};
 use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
@@ -13,14 +14,14 @@ use crate::{EngineError, keys};
 use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
 use pando_store::{Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified};
-use pando_types::{SandboxLimits, SandboxState};
+use pando_types::{Lifespan, SandboxLimits, SandboxState};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// Events in one answer, at most.
 const MAX_EVENTS: u32 = 1000;
@@ -119,6 +120,7 @@ pub(crate) struct Inner {
     pub(crate) pool: Pool,
     pub(crate) admission: Admission,
     pub(crate) ports: Ports,
+    pub(crate) lifetimes: Lifetimes,
     /// Held while layers are merged: that is done for one snapshot at a time.
     pub(crate) flattening: tokio::sync::Mutex<()>,
     /// The initrd with this daemon's agent, by root image: packing and hashing one takes
@@ -147,6 +149,7 @@ impl Engine {
         engine.adopt_all().await?;
         engine.listen_again().await;
         tokio::spawn(engine.clone().keep_pool());
+        tokio::spawn(engine.clone().keep_lifetimes());
         tokio::spawn(engine.clone().flatten_all());
         tokio::spawn(engine.clone().follow_resolvers());
         Ok(engine)
@@ -354,6 +357,12 @@ impl Engine {
         change: Change,
     ) -> Result<(), EngineError> {
         let row = entry.row();
+        let expires_at = deadline(
+            change.state,
+            row.lifetime.expires_at,
+            row.lifetime.timeout.map(Lifespan::get),
+            SystemTime::now(),
+        );
         let (id, tenant, boot_id) = (row.id, row.tenant, self.inner.host.boot_id.clone());
         let written = change.clone();
         let wrote = self.aside(move |inner| {
@@ -371,6 +380,7 @@ impl Engine {
                 reason: written.reason.as_deref(),
                 isolation: written.isolation.as_deref(),
                 place: moved.map(Moved::place),
+                expires_at,
             };
             inner.index.set_state(&change, &boot_id, &event)
         });
@@ -378,6 +388,7 @@ impl Engine {
         entry.update(|row| {
             row.state = change.state;
             row.state_reason = change.reason;
+            row.lifetime.expires_at = expires_at;
             if let Some(isolation) = change.isolation {
                 row.isolation = isolation;
             }
@@ -385,10 +396,12 @@ impl Engine {
                 (row.home, row.parent, row.paused_in) = (moved.home, moved.parent, moved.paused_in);
             }
             if change.state == SandboxState::Running {
-                row.started_at = Some(std::time::SystemTime::now());
+                row.started_at = Some(SystemTime::now());
                 row.boot_id.clone_from(&self.inner.host.boot_id);
+                entry.activity.touch();
             }
         });
+        self.inner.lifetimes.have_changed();
         Ok(())
     }
 }
@@ -482,6 +495,7 @@ impl Inner {
             pool,
             admission,
             ports,
+            lifetimes: Lifetimes::default(),
             flattening: tokio::sync::Mutex::default(),
             initrds: Mutex::default(),
             started: Instant::now(),

@@ -5,7 +5,7 @@ use pando_types::SandboxState;
 
 /// A refused or failed request. `Display` is for the caller; the source chain
 /// holds the inward detail for the log.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// No such sandbox, or not the caller's.
     #[error("sandbox `{0}` not found")]

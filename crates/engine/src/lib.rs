@@ -5,6 +5,7 @@
 //!
 //! [`Engine`] is the surface. `lifecycle` says what is legal when and has no I/O;
 //! `sandboxes` holds the entries; `spawn` makes them run and notices their end;
+//! `lifetime` ends those whose time is over and wakes those that sleep;
 //! `bake` makes snapshots of templates; `pool` keeps slots that wait for requests;
 //! `shims` starts the processes; `admission` says who may start now.
 
@@ -20,6 +21,7 @@ mod identity;
 mod ids;
 mod keys;
 mod lifecycle;
+mod lifetime;
 mod limits;
 mod network;
 mod pool;

@@ -5,8 +5,8 @@
 
 use crate::EngineError;
 use pando_types::{
-    EgressPolicy, Isolation, Name, SandboxId, SandboxLimits, SandboxState, Size, SnapshotId, SnapshotKind,
-    TemplateRef,
+    EgressPolicy, Isolation, Lifespan, Name, OnTimeout, SandboxId, SandboxLimits, SandboxState,
+    Size, SnapshotId, SnapshotKind, TemplateRef,
 };
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -48,6 +48,36 @@ pub struct CreateSandbox {
     /// What it may use of its host; what it does not say is what its snapshot's sandbox had,
     /// or the daemon's default.
     pub limits: SandboxLimits,
+    /// How long it is there without being asked for.
+    pub lifetime: Lifetime,
+}
+
+/// How long a sandbox is there without being asked for; by itself, for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lifetime {
+    /// From the moment at which it first runs, and anew from each at which it goes on after
+    /// a pause.
+    pub timeout: Option<Lifespan>,
+    /// While it runs and nothing uses it: no call, no file on its way, no bytes of its ports.
+    pub idle_timeout: Option<Lifespan>,
+    /// What becomes of it when either is over.
+    pub on_timeout: OnTimeout,
+    /// Whether a call that needs it running, or traffic to its ports, lets it go on when it
+    /// is paused, by whomever.
+    pub auto_resume: bool,
+}
+
+/// Change some of a [`Lifetime`]; `None` leaves what is. Legal in every state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LifetimeChange {
+    /// Counted from now.
+    pub timeout: Option<Option<Lifespan>>,
+    /// Counted from now at the earliest.
+    pub idle_timeout: Option<Option<Lifespan>>,
+    /// See [`Lifetime`].
+    pub on_timeout: Option<OnTimeout>,
+    /// See [`Lifetime`].
+    pub auto_resume: Option<bool>,
 }
 
 /// What a new sandbox is started from.
@@ -96,6 +126,12 @@ pub struct Sandbox {
     pub created_at: SystemTime,
     /// When it last began to run.
     pub started_at: Option<SystemTime>,
+    /// How long it is there without being asked for.
+    pub lifetime: Lifetime,
+    /// When its timeout is over; `None` without one, and while it is paused.
+    pub expires_at: Option<SystemTime>,
+    /// When it was last used, as far as this daemon knows.
+    pub last_used_at: SystemTime,
 }
 
 /// What a sandbox costs its host now.
@@ -181,6 +217,8 @@ pub struct Fork {
     pub labels: BTreeMap<String, String>,
     /// Added to the environment that each child takes from its parent.
     pub env: BTreeMap<String, String>,
+    /// How the lifetime of each differs from the parent's; its time begins when it runs.
+    pub lifetime: LifetimeChange,
 }
 
 /// What came of a fork.

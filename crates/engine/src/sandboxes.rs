@@ -2,16 +2,18 @@
 
 use crate::EngineError;
 use crate::lifecycle::{self, Operation};
+use crate::lifetime::{Activity, Waking};
 use crate::limits::limits_of;
 use crate::network::egress_of;
 use crate::reference;
-use crate::request::{Caller, Sandbox};
+use crate::request::{Caller, Lifetime, Sandbox};
 use crate::shims::Shim;
-use pando_store::SandboxRow;
+use pando_store::{LifetimeRow, SandboxRow};
 use pando_types::{Isolation, SandboxId, SandboxState, Size};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 /// A sandbox. Its changes are made by whoever holds `turn`, one at a time; reading
 /// and using it needs no turn.
@@ -21,6 +23,10 @@ pub(crate) struct Entry {
     pub(crate) turn: tokio::sync::Mutex<()>,
     /// Held while what it had before it moved is removed, which nobody else waits for.
     pub(crate) clearing: Arc<tokio::sync::Mutex<()>>,
+    /// Who uses it.
+    pub(crate) activity: Arc<Activity>,
+    /// What those who need it awake wait for.
+    waking: Mutex<Option<Waking>>,
     row: Mutex<SandboxRow>,
     shim: Mutex<Option<Arc<Shim>>>,
 }
@@ -46,6 +52,8 @@ impl Entry {
             id,
             turn: tokio::sync::Mutex::new(()),
             clearing: Arc::default(),
+            activity: Activity::new(),
+            waking: Mutex::new(None),
             row: Mutex::new(row),
             shim: Mutex::new(None),
         }
@@ -69,6 +77,16 @@ impl Entry {
 
     pub(crate) fn state(&self) -> SandboxState {
         self.lock().state
+    }
+
+    /// What it does, and how long it is there.
+    pub(crate) fn life(&self) -> (SandboxState, LifetimeRow) {
+        let row = self.lock();
+        (row.state, row.lifetime)
+    }
+
+    pub(crate) fn waking(&self) -> MutexGuard<'_, Option<Waking>> {
+        self.waking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut SandboxRow)) {
@@ -149,6 +167,9 @@ impl Entry {
             usage: None,
             created_at: row.created_at,
             started_at: row.started_at,
+            lifetime: Lifetime::of(&row.lifetime),
+            expires_at: row.lifetime.expires_at,
+            last_used_at: SystemTime::now() - self.activity.idle().unwrap_or_default(),
         })
     }
 }
@@ -204,6 +225,13 @@ impl Sandboxes {
         self.lock().get(id.as_str()).cloned()
     }
 
+    /// Whether this sandbox has not been removed.
+    pub(crate) fn has(&self, entry: &Arc<Entry>) -> bool {
+        let entries = self.lock();
+        let found = entries.get(entry.id.as_str());
+        found.is_some_and(|found| Arc::ptr_eq(found, entry))
+    }
+
     /// The snapshots that hold paused sandboxes.
     pub(crate) fn paused_in(&self) -> BTreeSet<String> {
         let entries = self.lock();
@@ -235,7 +263,6 @@ impl Sandboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
 
     fn entry(number: u64, tenant: &str, name: Option<&str>) -> Arc<Entry> {
         let id = SandboxId::from_random([number; 19]);
@@ -260,6 +287,7 @@ mod tests {
             paused_in: None,
             egress: r#"{"default":"allow","rules":[]}"#.into(),
             limits: "{}".into(),
+            lifetime: LifetimeRow::default(),
         };
         Arc::new(Entry::new(id, row))
     }

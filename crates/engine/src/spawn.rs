@@ -14,7 +14,7 @@ use crate::source::{Source, boot_plan, lay_out_boot, lay_out_start};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_shim::spec::ShimSpec;
 use pando_store::{
-    IndexError, NewEvent, SandboxDir, SandboxRow, SavedState, Snapshot, read_untrusted,
+    IndexError, LifetimeRow, NewEvent, SandboxDir, SandboxRow, SavedState, Snapshot, read_untrusted,
 };
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
@@ -181,6 +181,7 @@ impl Engine {
             labels: to_json(&request.labels)?,
             egress: (*egress).to_owned(),
             limits: limits_json(&request.limits.or(&self.inner.config.limits))?,
+            lifetime: request.lifetime.row(),
             ..self.blank_row(&caller.tenant, root, ingredients.size)?
         })
     }
@@ -213,6 +214,7 @@ impl Engine {
             paused_in: None,
             egress: String::new(),
             limits: "{}".to_owned(),
+            lifetime: LifetimeRow::default(),
         })
     }
 
@@ -249,6 +251,7 @@ impl Engine {
         // Before anybody can find it.
         entry.set_shim(shim);
         self.inner.sandboxes.insert(Arc::clone(&entry));
+        self.inner.lifetimes.have_changed();
         Ok(entry)
     }
 
@@ -441,11 +444,7 @@ impl Engine {
         Ok(())
     }
 
-    async fn start_again(
-        &self,
-        entry: &Arc<Entry>,
-        bake: Snapshot,
-    ) -> Result<(), EngineError> {
+    async fn start_again(&self, entry: &Arc<Entry>, bake: Snapshot) -> Result<(), EngineError> {
         let dir = self.dir_of(entry);
         let laid_out = dir.clone();
         let plan = self

@@ -1,7 +1,8 @@
-//! Using a sandbox that runs: exec, processes, files, ping.
+//! Using a sandbox that runs, or is woken for it: exec, processes, files, ping.
 
 use crate::convert;
 use crate::engine::Engine;
+use crate::lifetime::as_a_whole;
 use crate::request::{
     Caller, Command, ExecResult, Exit, ProcessEvent, ProcessId, ProcessInfo, ProcessInput,
     StartProcess,
@@ -21,7 +22,8 @@ use std::sync::Arc;
 const CONSOLE_BYTES: u64 = 1 << 20;
 
 impl Engine {
-    /// A no-op through the agent. Legal while the sandbox runs.
+    /// A no-op through the agent. Legal while the sandbox runs. Who only looks whether it
+    /// answers neither uses it nor wakes it.
     ///
     /// # Errors
     /// It does not answer.
@@ -48,7 +50,7 @@ impl Engine {
         stdin: Bytes,
     ) -> Result<ExecResult, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         check_command(&command)?;
         if stdin.len() > limits::EXEC_STDIN_BYTES {
             return Err(EngineError::Invalid(format!(
@@ -87,7 +89,7 @@ impl Engine {
         request: StartProcess,
     ) -> Result<ProcessId, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         check_command(&request.command)?;
         let request = shim::StartProcessRequest {
             command: convert::command(request.command).into(),
@@ -117,7 +119,7 @@ impl Engine {
         from_offset: u64,
     ) -> Result<BoxStream<'static, Result<ProcessEvent, EngineError>>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let request = shim::AttachRequest {
             process_id: process.clone(),
             from_offset,
@@ -163,7 +165,7 @@ impl Engine {
         input: ProcessInput,
     ) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let request = shim::InputRequest {
             process_id: process.clone(),
             input: Some(convert::input(input)),
@@ -187,7 +189,7 @@ impl Engine {
         sandbox: &str,
     ) -> Result<Vec<ProcessInfo>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let response = shim
             .client
             .rpc
@@ -240,7 +242,7 @@ impl Engine {
         request: http::Request<GuestBody>,
     ) -> Result<http::Response<GuestBody>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let response = shim
             .client
             .guest(request)
@@ -255,7 +257,8 @@ impl Engine {
                 _ => cut_off(&entry, &shim),
             });
         }
-        Ok(response)
+        // A file is on its way until its last byte.
+        Ok(response.map(|body| as_a_whole(body, shim.into_using())))
     }
 }
 

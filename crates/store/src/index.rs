@@ -4,6 +4,7 @@
 //! schema has a version; an older file is copied beside itself and then migrated, a
 //! newer one is refused.
 
+use crate::lifetime::{self, LifetimeRow};
 use pando_types::{SandboxState, SnapshotKind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -14,10 +15,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
+    include_str!("schema_4.sql"),
     include_str!("schema_5.sql"),
 ];
 
@@ -121,6 +123,8 @@ pub struct SandboxRow {
     pub egress: String,
     /// JSON object: what it may use of its host.
     pub limits: String,
+    /// How long it is there.
+    pub lifetime: LifetimeRow,
 }
 
 /// A snapshot's row. What it is made of is in its manifest.
@@ -226,6 +230,8 @@ pub struct StateChange<'a> {
     pub isolation: Option<&'a str>,
     /// Where it lives and what it came from, when that changes with the state.
     pub place: Option<Place<'a>>,
+    /// When its time is over, from now on.
+    pub expires_at: Option<SystemTime>,
 }
 
 /// Where a sandbox lives and what it came from.
@@ -369,6 +375,9 @@ impl Index {
             Err(error) if is_unique_violation(&error) => return Err(IndexError::NameTaken),
             other => other?,
         };
+        if row.lifetime != LifetimeRow::default() {
+            lifetime::write(&transaction, &row.id, &row.lifetime)?;
+        }
         for event in events {
             insert_event(&transaction, event)?;
         }
@@ -388,8 +397,8 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         transaction.execute(
-            "UPDATE sandboxes SET state = ?2, state_reason = ?3, isolation = coalesce(?4, isolation) WHERE id = ?1",
-            params![change.id, change.state.as_str(), change.reason, change.isolation],
+            "UPDATE sandboxes SET state = ?2, state_reason = ?3, isolation = coalesce(?4, isolation), expires_at_ms = ?5 WHERE id = ?1",
+            params![change.id, change.state.as_str(), change.reason, change.isolation, change.expires_at.map(millis)],
         )?;
         if change.state == SandboxState::Running {
             transaction.execute(
@@ -524,12 +533,14 @@ impl Index {
     /// SQLite failed, or a row is malformed.
     pub fn sandboxes(&self) -> Result<Vec<SandboxRow>, IndexError> {
         let connection = self.lock();
-        let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress, limits
+        let statement = format!(
+            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress, limits, {}
              FROM sandboxes ORDER BY created_at_ms, id",
-        )?;
+            lifetime::COLUMNS
+        );
+        let mut statement = connection.prepare_cached(&statement)?;
         let rows = statement.query_map([], sandbox_row)?;
-        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state")))
+        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state or lifetime")))
             .collect()
     }
 
@@ -593,7 +604,8 @@ impl Index {
 }
 
 fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
-    let Ok(state) = row.get::<_, String>(3)?.parse() else {
+    let state = row.get::<_, String>(3)?.parse();
+    let (Ok(state), Some(lifetime)) = (state, lifetime::read(row, 20)?) else {
         return Ok(None);
     };
     Ok(Some(SandboxRow {
@@ -617,6 +629,7 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
         paused_in: row.get(17)?,
         egress: row.get(18)?,
         limits: row.get(19)?,
+        lifetime,
     }))
 }
 
@@ -741,12 +754,12 @@ fn is_unique_violation(error: &rusqlite::Error) -> bool {
         .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_UNIQUE)
 }
 
-fn millis(time: SystemTime) -> i64 {
+pub(crate) fn millis(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn time(millis: i64) -> SystemTime {
+pub(crate) fn time(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }
 
@@ -785,6 +798,7 @@ pub(crate) mod tests {
             paused_in: None,
             egress: EGRESS.into(),
             limits: "{}".into(),
+            lifetime: LifetimeRow::default(),
         }
     }
 
@@ -888,6 +902,7 @@ pub(crate) mod tests {
                 home: Some("b"),
                 ..Place::default()
             }),
+            expires_at: None,
         };
         index.set_state(&change, "boot", &EVENT).unwrap();
         drop(index);

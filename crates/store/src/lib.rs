@@ -17,6 +17,7 @@ pub mod fault;
 mod index;
 mod layer;
 mod lease;
+mod lifetime;
 mod manifest;
 mod materialized;
 mod merged;
@@ -31,6 +32,7 @@ pub use index::{
     StateChange, TemplateRow,
 };
 pub use layer::{Layer, LayerError, Verified, hash_file};
+pub use lifetime::LifetimeRow;
 pub use manifest::{Machine, Manifest, ManifestError, SavedState};
 pub use materialized::{Materialized, MemorySource};
 pub use merged::Merges;

@@ -76,8 +76,7 @@ print(len(pids))'"#;
 fn a_sandbox_is_held_to_its_limits_however_it_was_started() {
     let world = world(&[("PANDO_WARM", "1".to_owned())]);
     world.await_full_pool();
-    let limits =
-        json!({ "cpu_percent": 50, "processes": 64, "disk_mib": 256, "open_files": 100 });
+    let limits = json!({ "cpu_percent": 50, "processes": 64, "disk_mib": 256, "open_files": 100 });
     let claimed = create(&world, &json!({ "limits": limits }));
     assert_eq!(world.pool()["claims"]["warm"], 1);
     let loaded = create(&world, &json!({ "limits": limits, "start": "snapshot" }));
@@ -117,7 +116,10 @@ fn a_sandbox_is_held_to_its_limits_however_it_was_started() {
     let free = create(&world, &json!({ "start": "snapshot" }));
     assert_eq!(world.inspect(&free)["limits"], json!({}));
     assert_eq!(file_limit_mib(world.vmm_pid(&free)), None);
-    assert_eq!(nices(world.vmm_pid(&free)), BTreeSet::from(["0".to_owned()]));
+    assert_eq!(
+        nices(world.vmm_pid(&free)),
+        BTreeSet::from(["0".to_owned()])
+    );
     assert_eq!(world.sh(&free, "ulimit -Hn"), "524288");
 }
 
@@ -139,13 +141,18 @@ fn what_a_snapshots_sandbox_might_use_is_said_anew_or_kept() {
     let free = "df --output=avail -m / | tail -1; ulimit -Hn";
     let said = |id: &str| -> (u64, u64) {
         let said = world.sh(id, free);
-        let mut lines = said.lines().map(|line| line.trim().parse().expect("a number"));
+        let mut lines = said
+            .lines()
+            .map(|line| line.trim().parse().expect("a number"));
         (lines.next().expect("MiB"), lines.next().expect("files"))
     };
     let (mib, files) = said(&same);
     assert!(mib < 128 && files == 200, "{mib} MiB, {files} files");
     let (mib, files) = said(&more);
-    assert!((1800..2048).contains(&mib) && files == 4096, "{mib} MiB, {files} files");
+    assert!(
+        (1800..2048).contains(&mib) && files == 4096,
+        "{mib} MiB, {files} files"
+    );
 }
 
 /// Root in a guest takes off what the agent put on; what is around the VM holds.
@@ -230,7 +237,9 @@ fn a_tenants_limits_count_what_runs() {
         assert_eq!(child["error"]["code"], "quota_exceeded", "{child}");
     }
     // To be put back is no more than there was.
-    let back = world.api().roll_back(&first, &json!({ "snapshot": snapshot }));
+    let back = world
+        .api()
+        .roll_back(&first, &json!({ "snapshot": snapshot }));
     assert_eq!(back.status, 200, "{}", back.text);
     drop(before);
     // What is paused or stopped does not count, until it is to run again.
@@ -306,7 +315,9 @@ fn under_memory_pressure_clones_that_wait_go_before_a_start_is_refused() {
     let directories = || -> BTreeSet<String> {
         let dir = fs::read_dir(world.state_dir().join("v1/sandboxes")).expect("it is there");
         let names = dir.flatten().map(|entry| entry.file_name());
-        names.map(|name| name.to_string_lossy().into_owned()).collect()
+        names
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect()
     };
     let waiting = directories();
     assert_eq!(waiting.len(), 2);
@@ -338,10 +349,21 @@ fn what_a_sandbox_costs_is_told() {
     assert!(grown("disk_bytes") >= 32 << 20, "{before} {after}");
     assert!(grown("cpu_ms") > 0, "{before} {after}");
     let table = world.ok(["ls"]);
-    let heading: Vec<_> = table.lines().next().expect("a heading").split_whitespace().collect();
-    assert!(heading.contains(&"USED") && heading.contains(&"DISK"), "{table}");
+    let heading: Vec<_> = table
+        .lines()
+        .next()
+        .expect("a heading")
+        .split_whitespace()
+        .collect();
+    assert!(
+        heading.contains(&"USED") && heading.contains(&"DISK"),
+        "{table}"
+    );
     let listed: Value = serde_json::from_str(&world.ok(["ls", "--json"])).expect("JSON");
-    assert!(listed[0]["usage"]["memory_bytes"].as_u64() >= Some(64 << 20), "{listed}");
+    assert!(
+        listed[0]["usage"]["memory_bytes"].as_u64() >= Some(64 << 20),
+        "{listed}"
+    );
     // A list that nobody asked it of says nothing of it.
     let plain = world.api().get("/v1/sandboxes").json();
     assert_eq!(plain["sandboxes"][0]["usage"], Value::Null);
@@ -356,19 +378,52 @@ fn limits_that_cannot_be_had_are_refused() {
     let world = World::start();
     let before = Footprint::of(&world);
     let limits = [
-        (json!({ "cpu_percent": 4 }), "`limits.cpu_percent` is from 5 to 800, not 4"),
-        (json!({ "cpu_percent": 801 }), "`limits.cpu_percent` is from 5 to 800, not 801"),
-        (json!({ "processes": 15 }), "`limits.processes` is from 16 to 4194304, not 15"),
-        (json!({ "disk_mib": 63 }), "`limits.disk_mib` is from 64 to 8192, not 63"),
-        (json!({ "disk_mib": 8193 }), "`limits.disk_mib` is from 64 to 8192, not 8193"),
-        (json!({ "disk_mib_s": 0 }), "`limits.disk_mib_s` is from 1 to 100000, not 0"),
-        (json!({ "disk_iops": 9 }), "`limits.disk_iops` is from 10 to 10000000, not 9"),
-        (json!({ "net_mib_s": 0 }), "`limits.net_mib_s` is from 1 to 100000, not 0"),
-        (json!({ "open_files": 31 }), "`limits.open_files` is from 32 to 1048576, not 31"),
-        (json!({ "open_files": u32::MAX }), "`limits.open_files` is from 32 to 1048576, not 4294967295"),
+        (
+            json!({ "cpu_percent": 4 }),
+            "`limits.cpu_percent` is from 5 to 800, not 4",
+        ),
+        (
+            json!({ "cpu_percent": 801 }),
+            "`limits.cpu_percent` is from 5 to 800, not 801",
+        ),
+        (
+            json!({ "processes": 15 }),
+            "`limits.processes` is from 16 to 4194304, not 15",
+        ),
+        (
+            json!({ "disk_mib": 63 }),
+            "`limits.disk_mib` is from 64 to 8192, not 63",
+        ),
+        (
+            json!({ "disk_mib": 8193 }),
+            "`limits.disk_mib` is from 64 to 8192, not 8193",
+        ),
+        (
+            json!({ "disk_mib_s": 0 }),
+            "`limits.disk_mib_s` is from 1 to 100000, not 0",
+        ),
+        (
+            json!({ "disk_iops": 9 }),
+            "`limits.disk_iops` is from 10 to 10000000, not 9",
+        ),
+        (
+            json!({ "net_mib_s": 0 }),
+            "`limits.net_mib_s` is from 1 to 100000, not 0",
+        ),
+        (
+            json!({ "open_files": 31 }),
+            "`limits.open_files` is from 32 to 1048576, not 31",
+        ),
+        (
+            json!({ "open_files": u32::MAX }),
+            "`limits.open_files` is from 32 to 1048576, not 4294967295",
+        ),
     ];
     for (limits, said) in limits {
-        for from in [json!({ "limits": limits }), json!({ "limits": limits, "from": "n1" })] {
+        for from in [
+            json!({ "limits": limits }),
+            json!({ "limits": limits, "from": "n1" }),
+        ] {
             let refused = world.api().post("/v1/sandboxes", &from);
             assert_eq!(code_of(&refused), (400, "invalid_request".to_owned()));
             assert_eq!(refused.json()["error"]["message"], said);
@@ -387,12 +442,22 @@ fn limits_that_cannot_be_had_are_refused() {
         json!(null),
     ];
     for limits in malformed {
-        let refused = world.api().post("/v1/sandboxes", &json!({ "limits": limits }));
-        assert_eq!(code_of(&refused), (400, "malformed_json".to_owned()), "{limits}");
+        let refused = world
+            .api()
+            .post("/v1/sandboxes", &json!({ "limits": limits }));
+        assert_eq!(
+            code_of(&refused),
+            (400, "malformed_json".to_owned()),
+            "{limits}"
+        );
     }
     for query in ["usage=yes", "usage=", "usage=1", "cost=true"] {
         let refused = world.api().get(&format!("/v1/sandboxes?{query}"));
-        assert_eq!(code_of(&refused), (400, "invalid_request".to_owned()), "{query}");
+        assert_eq!(
+            code_of(&refused),
+            (400, "invalid_request".to_owned()),
+            "{query}"
+        );
     }
     assert_eq!(Footprint::of(&world), before);
 }

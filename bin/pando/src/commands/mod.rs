@@ -20,6 +20,7 @@ mod snapshots;
 mod status;
 mod stop;
 mod template;
+mod timeout;
 mod tree;
 mod uninstall;
 
@@ -50,6 +51,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Start(flags) => ask(&global, |client| sandboxes::start(client, flags)),
         Command::Pause(flags) => ask(&global, |client| snapshots::pause(client, flags)),
         Command::Resume(flags) => ask(&global, |client| snapshots::resume(client, flags)),
+        Command::Timeout(flags) => ask(&global, |client| timeout::timeout(client, flags)),
         Command::Snapshot(flags) => ask(&global, |client| snapshots::snapshot(client, flags)),
         Command::Fork(flags) => ask(&global, |client| snapshots::fork(client, flags)),
         Command::Rollback(flags) => ask(&global, |client| snapshots::rollback(client, flags)),

@@ -1,6 +1,6 @@
 //! `pando ls`, `inspect`, `rm`, `start`: sandboxes as a whole.
 
-use super::remove_each;
+use super::{remove_each, timeout};
 use crate::cli::{List, Many, One};
 use crate::exit;
 use crate::output;
@@ -24,7 +24,8 @@ pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
         output::table(
             &[
-                "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "USED", "CPU", "DISK", "NET", "AGE",
+                "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "USED", "CPU", "DISK", "NET",
+                "AGE", "EXPIRES",
             ],
             &rows,
         );
@@ -46,6 +47,7 @@ fn row(sandbox: &Sandbox) -> Vec<String> {
         output::bytes(usage.disk_bytes),
         output::bytes(usage.net_sent_bytes + usage.net_received_bytes),
         age_since(&sandbox.created_at),
+        timeout::brief(sandbox),
     ]
 }
 

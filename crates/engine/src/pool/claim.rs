@@ -8,9 +8,9 @@ use crate::sandboxes::Entry;
 use crate::shims::{Shim, log_last_words};
 use crate::source::Source;
 use crate::spawn::{Wish, env_of};
-use crate::{EngineError, identity, ids};
+use crate::{EngineError, identity, ids, lifetime};
 use pando_store::fault;
-use pando_types::{SandboxId, SandboxState};
+use pando_types::{Lifespan, SandboxId, SandboxState};
 use pando_wire::shim::{Bind, ClaimRequest, ReadyResponse};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -116,7 +116,14 @@ impl Engine {
         let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
         row.isolation = self.isolation_of(&ready, identity)?;
         row.state = SandboxState::Running;
-        row.started_at = Some(SystemTime::now());
+        let now = SystemTime::now();
+        row.started_at = Some(now);
+        row.lifetime.expires_at = lifetime::deadline(
+            row.state,
+            None,
+            row.lifetime.timeout.map(Lifespan::get),
+            now,
+        );
         wish.admitted.becomes(&taken.id);
         let entry = self.insert(row, Some(Arc::clone(&taken.shim))).await?;
         self.log_ready(&entry, &ready);

@@ -29,6 +29,7 @@ impl Engine {
     ) -> Result<Snapshot, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
+            let _using = engine.begin_use(&entry).await?;
             let _turn = entry.turn.lock().await;
             engine.take_and_keep(&entry, request).await
         })
@@ -103,8 +104,11 @@ impl Engine {
         request: Fork,
     ) -> Result<Forked, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        self.detached(move |engine| async move { engine.fork_entry(&entry, request).await })
-            .await
+        self.detached(move |engine| async move {
+            let _using = engine.begin_use(&entry).await?;
+            engine.fork_entry(&entry, request).await
+        })
+        .await
     }
 
     /// Puts a sandbox back into a kept state, under its id.
@@ -136,7 +140,8 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
             let _turn = entry.turn.lock().await;
-            engine.put_on_disk(&entry).await?;
+            let _closed = entry.activity.close();
+            engine.put_on_disk(&entry, None).await?;
             entry.describe()
         })
         .await

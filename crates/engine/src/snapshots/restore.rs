@@ -13,7 +13,9 @@ use crate::engine::{Change, Engine, Moved};
 use crate::lifecycle::Operation;
 use crate::limits::{limits_json, limits_of};
 use crate::network::egress_json;
-use crate::request::{Caller, CreateSandbox, Fork, Forked, Sandbox, Snapshot, Start, TakeSnapshot};
+use crate::request::{
+    Caller, CreateSandbox, Fork, Forked, Lifetime, Sandbox, Snapshot, Start, TakeSnapshot,
+};
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess, log_last_words};
 use crate::source::{Source, lay_out_disk};
@@ -122,6 +124,7 @@ impl Engine {
                 None => row.egress.clone(),
             },
             limits: limits_json(&request.limits.or(&limits_of(&row.limits)?))?,
+            lifetime: request.lifetime.row(),
             ..self.child_row(caller, &stored)?
         };
         let made = self.make_child(child, &origin, &admitted).await?;
@@ -201,6 +204,7 @@ impl Engine {
             template: row.template.clone(),
             egress: row.egress.clone(),
             limits: row.limits.clone(),
+            lifetime: Lifetime::of(&row.lifetime).with(request.lifetime).row(),
             ..self.child_row(&Caller { tenant: row.tenant }, stored)?
         };
         let children = self
@@ -319,7 +323,7 @@ impl Engine {
     }
 
     /// Lets a paused sandbox go on. The caller has its turn.
-    pub(super) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+    pub(crate) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         if entry.state() == SandboxState::Running {
             // Somebody was quicker: it does what was asked for.
             return Ok(());

@@ -246,8 +246,13 @@ impl Engine {
         }
     }
 
-    /// Puts a running sandbox on disk. The caller has its turn.
-    pub(super) async fn put_on_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+    /// Puts a running sandbox on disk. The caller has its turn, and has closed it to new uses:
+    /// one that began now would be cut off.
+    pub(crate) async fn put_on_disk(
+        &self,
+        entry: &Arc<Entry>,
+        why: Option<&str>,
+    ) -> Result<(), EngineError> {
         entry.check(Operation::Pause)?;
         let shim = entry.in_use()?;
         let id = ids::snapshot();
@@ -255,7 +260,7 @@ impl Engine {
         let row = entry.row();
         let change = Change {
             state: SandboxState::Paused,
-            reason: None,
+            reason: why.map(str::to_owned),
             isolation: None,
             place: Some(Moved {
                 home: row.home,

@@ -1,5 +1,6 @@
 //! Between the API's types and the engine's.
 
+pub(super) mod lifetime;
 mod limits;
 pub(super) mod network;
 pub(super) mod snapshots;
@@ -14,7 +15,7 @@ use pando_api::stream;
 use pando_engine::Port;
 use pando_engine::request as engine;
 use pando_types::limits::EXEC_STDIN_BYTES;
-use pando_types::{Name, SandboxId, Size, TemplateRef};
+use pando_types::{Lifespan, Name, SandboxId, Size, TemplateRef};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{Duration, SystemTime};
@@ -68,6 +69,7 @@ pub(super) fn create_sandbox(
         _ => {}
     }
     Ok(engine::CreateSandbox {
+        lifetime: lifetime::of_new(&request)?,
         template: request.template.as_deref().map(template_ref).transpose()?,
         from: request.from,
         disk_only: request.disk_only,
@@ -135,7 +137,17 @@ pub(super) fn sandbox(urls: &Urls, sandbox: engine::Sandbox) -> api::Sandbox {
         usage: sandbox.usage.map(limits::usage),
         created_at: timestamp(sandbox.created_at),
         started_at: sandbox.started_at.map(timestamp),
+        timeout_s: seconds(sandbox.lifetime.timeout),
+        expires_at: sandbox.expires_at.map(timestamp),
+        idle_timeout_s: seconds(sandbox.lifetime.idle_timeout),
+        last_used_at: timestamp(sandbox.last_used_at),
+        on_timeout: sandbox.lifetime.on_timeout.to_string(),
+        auto_resume: sandbox.lifetime.auto_resume,
     }
+}
+
+fn seconds(span: Option<Lifespan>) -> Option<f64> {
+    span.map(|span| span.get().as_secs_f64())
 }
 
 /// A port as the API says it.
