@@ -158,7 +158,6 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
-        jail: true,
     })
 }
 
