@@ -134,12 +134,11 @@ fn socket_pair() -> Result<(UnixStream, OwnedFd), LaunchError> {
 
 fn jail(spawn: Spawn, config: &QemuConfig) -> Result<(Spawn, Vec<String>), LaunchError> {
     let wanted = config.jail;
-    let mut layers: Vec<String> = [Layer::NoNewPrivileges, Layer::Limits, Layer::Seccomp]
-        .into_iter()
-        .filter(|layer| wanted.has(*layer))
-        .map(|layer| layer.name().to_owned())
+    let ours = [Layer::NoNewPrivileges, Layer::Limits, Layer::Seccomp];
+    let mut layers: Vec<String> = std::iter::once("qemu-sandbox")
+        .chain(ours.into_iter().filter(|layer| wanted.has(*layer)).map(Layer::name))
+        .map(str::to_owned)
         .collect();
-    layers.push("qemu-sandbox".to_owned());
     let ruleset = Ruleset::new(&policy(config), wanted)?;
     layers.extend(ruleset.layers().iter().cloned());
     let mut spawn = spawn.layers(wanted).landlock(ruleset);

@@ -24,8 +24,6 @@ pub(crate) struct Stage {
     donor: PathBuf,
     program: PathBuf,
     targets: Targets,
-    /// What is connected to, and what has to be there as long.
-    _listeners: (TcpListener, UnixListener),
     runs: AtomicU32,
 }
 
@@ -39,19 +37,22 @@ impl Stage {
         });
         let other = world.create();
         let snapshot = world.ok(["snapshot", &other]);
-        let donor = world.ok(["create", "--from", &snapshot]);
+        world.ok(["create", "--from", &snapshot]);
         let outside = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = outside.local_addr().unwrap().port();
         let abstract_name = format!("pando-jail-{}", std::process::id());
         let address = UnixAddr::from_abstract_name(&abstract_name).unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
-        let donor = world.sandbox_dir(&donor);
-        let spec: Value =
-            serde_json::from_slice(&std::fs::read(donor.join("spec.json")).unwrap()).unwrap();
+        // Nobody waits in a queue that is full.
+        std::thread::spawn(move || while outside.accept().is_ok() {});
+        std::thread::spawn(move || while listener.accept().is_ok() {});
+        let donor = the_one_beside(&world.sandbox_dir(&other));
+        let spec = std::fs::read(donor.join("spec.json")).unwrap();
+        let spec: Value = serde_json::from_slice(&spec).unwrap();
         // The uppermost layer of the snapshot; above it is the sandbox's own.
         let sealed = spec["disks"].as_u64().unwrap() - 2;
         let dir = world.sandbox_dir(&other);
-        let own = format!("disk.{}", spec_disks(&dir) - 1);
+        let own = top_disk(&dir);
         let targets = Targets {
             role: Role::Qemu,
             report: PathBuf::new(),
@@ -84,7 +85,6 @@ impl Stage {
             account,
             donor,
             targets,
-            _listeners: (outside, listener),
             runs: AtomicU32::new(0),
         }
     }
@@ -155,10 +155,22 @@ fn probe(world: &World) -> PathBuf {
     copy
 }
 
-fn spec_disks(dir: &Path) -> u64 {
-    let spec = std::fs::read(dir.join("spec.json")).unwrap();
-    let spec: Value = serde_json::from_slice(&spec).unwrap();
-    spec["disks"].as_u64().unwrap()
+/// The only other sandbox's directory. What was made from a snapshot has one by another name.
+fn the_one_beside(dir: &Path) -> PathBuf {
+    let all = std::fs::read_dir(dir.parent().unwrap()).unwrap().flatten();
+    all.map(|entry| entry.path())
+        .find(|path| path != dir)
+        .expect("there are two")
+}
+
+/// Name of the layer that a sandbox writes: the uppermost.
+fn top_disk(dir: &Path) -> String {
+    let files = std::fs::read_dir(dir.join("slot")).unwrap().flatten();
+    let numbers = files.filter_map(|file| {
+        let name = file.file_name().into_string().ok()?;
+        name.strip_prefix("disk.")?.parse::<u32>().ok()
+    });
+    format!("disk.{}", numbers.max().expect("it has a disk"))
 }
 
 /// A disk layer of the one snapshot that there is.
