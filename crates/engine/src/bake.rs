@@ -203,7 +203,7 @@ impl Bakery {
             limits: pando_shim::spec::Limits::default(),
             slot: None,
             preload: self.starter.preload.clone(),
-            jail: self.starter.jail,
+            loosened: self.starter.loosened(),
         }
     }
 
