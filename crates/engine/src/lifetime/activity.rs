@@ -23,8 +23,8 @@ pub(crate) struct Activity {
     /// Uses under way, and [`CLOSED`]. One word: either a use comes before the closing, which
     /// then sees it, or after, and then it sees the closing.
     uses: AtomicU64,
-    /// When it was last used, in ms after `since`.
-    last_ms: AtomicU64,
+    /// When it was last used, in µs after `since`.
+    last_us: AtomicU64,
     since: Instant,
 }
 
@@ -41,7 +41,7 @@ impl Activity {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             uses: AtomicU64::new(0),
-            last_ms: AtomicU64::new(0),
+            last_us: AtomicU64::new(0),
             since: Instant::now(),
         })
     }
@@ -55,8 +55,8 @@ impl Activity {
 
     /// It is used at this moment.
     pub(crate) fn touch(&self) {
-        let now = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(now, Ordering::Release);
+        let now = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.last_us.store(now, Ordering::Release);
     }
 
     /// How long it has been unused; `None` while it is used.
@@ -64,7 +64,7 @@ impl Activity {
         if self.uses.load(Ordering::Acquire) & !CLOSED > 0 {
             return None;
         }
-        let last = Duration::from_millis(self.last_ms.load(Ordering::Acquire));
+        let last = Duration::from_micros(self.last_us.load(Ordering::Acquire));
         Some(self.since.elapsed().saturating_sub(last))
     }
 

@@ -36,12 +36,6 @@ fn twenty_rounds_of_sleep_lose_nothing() {
             time(&paused, "at") - used >= 1.0,
             "round {round}: too early"
         );
-        assert!(
-            world
-                .processes()
-                .iter()
-                .all(|pid| !is_shim_of(*pid, &world, &id))
-        );
         // By turns what needs it: a request to a port, an exec.
         match round % 2 {
             0 => assert_eq!(exec(&world, &id).0, 200),
@@ -58,12 +52,6 @@ fn twenty_rounds_of_sleep_lose_nothing() {
     assert_eq!(lines.trim(), (1 + ROUNDS / 2).to_string());
     assert_eq!(events(&world.api(), &id, "sandbox.resumed").len(), ROUNDS);
     assert_eq!(events(&world.api(), &id, "sandbox.paused").len(), ROUNDS);
-}
-
-/// A paused sandbox costs no process.
-fn is_shim_of(pid: u32, world: &World, id: &str) -> bool {
-    let cwd = std::fs::read_link(format!("/proc/{pid}/cwd"));
-    cwd.is_ok_and(|cwd| cwd.starts_with(world.sandbox_dir(id)))
 }
 
 /// Calls come when it has been unused for just its idle timeout: before, while and after it is
@@ -99,10 +87,6 @@ fn without_waking_they_are_told(world: &World, id: &str, raw: &str) {
         world,
         id,
         &json!({ "idle_timeout_s": null, "auto_resume": false }),
-    );
-    assert_eq!(
-        exec(world, id).0,
-        if is_paused(world, id) { 409 } else { 200 }
     );
     if !is_paused(world, id) {
         world.ok(["pause", id]);
