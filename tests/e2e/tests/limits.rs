@@ -81,7 +81,7 @@ fn a_sandbox_is_held_to_its_limits_however_it_was_started() {
     assert_eq!(world.pool()["claims"]["warm"], 1);
     let loaded = create(&world, &json!({ "limits": limits, "start": "snapshot" }));
     let answer = world.api().fork(&loaded, &json!({ "count": 1 }));
-    let child = answer.json()["children"][0]["id"].clone();
+    let child = answer.json()["children"][0]["sandbox"]["id"].clone();
     let child = child.as_str().expect("a child").to_owned();
     for id in [&claimed, &loaded, &child] {
         assert_eq!(world.inspect(id)["limits"], limits);
@@ -132,8 +132,15 @@ fn what_a_snapshots_sandbox_might_use_is_said_anew_or_kept() {
     let snapshot = world.ok(["snapshot", &id]);
     let same = world.ok(["create", "--from", &snapshot]);
     assert_eq!(world.inspect(&same)["limits"], kept);
-    let flags = ["--limit", "disk_mib=2048", "--limit", "open_files=4096"];
-    let more = world.ok([&["create", "--from", &snapshot], &flags[..]].concat());
+    let more = world.ok([
+        "create",
+        "--from",
+        &snapshot,
+        "--limit",
+        "disk_mib=2048",
+        "--limit",
+        "open_files=4096",
+    ]);
     assert_eq!(
         world.inspect(&more)["limits"],
         json!({ "disk_mib": 2048, "open_files": 4096 })
@@ -166,7 +173,7 @@ fn a_hostile_guest_cannot_take_more_of_the_disk() {
         let files = fs::read_dir(slot).expect("its slot").flatten();
         let own = files.filter_map(|file| file.metadata().ok());
         own.filter(|data| data.nlink() == 1)
-            .map(|data| data.blocks() * 512)
+            .map(|data| data.len())
             .sum()
     };
     let line = "sudo sh -c 'echo 0 > /sys/fs/ext4/vdb/reserved_clusters'; \
@@ -221,8 +228,7 @@ fn a_tenants_limits_count_what_runs() {
     let second = world.create();
     let snapshot = world.ok(["snapshot", &first]);
     let before = Footprint::of(&world);
-    let create = || world.api().post("/v1/sandboxes", &json!({}));
-    let refused = create();
+    let refused = world.api().post("/v1/sandboxes", &json!({}));
     assert_eq!(code_of(&refused), (429, "quota_exceeded".to_owned()));
     assert_eq!(
         refused.json()["error"]["message"],
@@ -232,6 +238,7 @@ fn a_tenants_limits_count_what_runs() {
         .api()
         .post("/v1/sandboxes", &json!({ "from": snapshot }));
     assert_eq!(from.status, 429, "{}", from.text);
+    assert_eq!(Footprint::of(&world), before);
     let forked = world.api().fork(&first, &json!({ "count": 2 }));
     for child in forked.json()["children"].as_array().expect("a list") {
         assert_eq!(child["error"]["code"], "quota_exceeded", "{child}");
@@ -241,7 +248,6 @@ fn a_tenants_limits_count_what_runs() {
         .api()
         .roll_back(&first, &json!({ "snapshot": snapshot }));
     assert_eq!(back.status, 200, "{}", back.text);
-    drop(before);
     // What is paused or stopped does not count, until it is to run again.
     assert_eq!(world.api().pause(&first).status, 200);
     let third = world.create();
@@ -308,8 +314,6 @@ fn under_memory_pressure_clones_that_wait_go_before_a_start_is_refused() {
     let world = world(&[
         ("PANDO_WARM", "2".to_owned()),
         ("PANDO_MEMORY_RESERVE_MIB", reserve.to_string()),
-        // The pool itself leaves no more free than it must: it would give way first.
-        ("PANDO_RESERVE_MIB", "64".to_owned()),
     ]);
     world.await_full_pool();
     let directories = || -> BTreeSet<String> {
@@ -436,7 +440,6 @@ fn limits_that_cannot_be_had_are_refused() {
         json!({ "disk_mib": 4_294_967_296_u64 }),
         json!({ "disk_gib": 1 }),
         json!({ "": 1 }),
-        json!([]),
         json!("none"),
         json!(1),
         json!(null),

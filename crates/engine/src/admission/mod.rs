@@ -253,7 +253,8 @@ impl Admission {
         }
     }
 
-    fn reserve_bytes(&self, total: u64) -> u64 {
+    /// Memory that is left to a host with so much, in bytes.
+    pub(crate) fn reserve_bytes(&self, total: u64) -> u64 {
         let part = total / rules::RESERVE_PART;
         let usual = part.clamp(*rules::RESERVE_BYTES.start(), *rules::RESERVE_BYTES.end());
         self.config.reserve_mib.map_or(usual, |mib| mib << 20)

@@ -83,10 +83,12 @@ impl Engine {
             let eighth =
                 (memory.total_bytes / 8).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end());
             let configured = pool.config.reserve_mib.map(|mib| mib << 20);
+            // What a start would be refused is not for what waits.
+            let for_starts = self.inner.admission.reserve_bytes(memory.total_bytes);
             // What sandboxes were promised that are being started is theirs.
             let promised = self.inner.admission.promised_bytes();
             view.memory_available_bytes = memory.available_bytes.saturating_sub(promised);
-            view.memory_reserve_bytes = configured.unwrap_or(eighth);
+            view.memory_reserve_bytes = configured.unwrap_or(eighth).max(for_starts);
             view.disk_free_bytes = disk_free_bytes;
         }
         view.cpus = std::thread::available_parallelism().map_or(1, usize::from);
