@@ -225,6 +225,10 @@ pub(crate) struct SandboxFlags {
     /// saved machine, `boot` boots a kernel that shares no secret with other sandboxes [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "snapshot", "boot"])]
     pub(crate) start: Option<String>,
+    /// Limit what it may use of the host: `cpu_percent`, `processes`, `disk_mib`, `disk_mib_s`, `disk_iops`,
+    /// `net_mib_s`, `open_files`; repeat for more
+    #[arg(long, value_name = "NAME=VALUE", value_parser = crate::commands::limit)]
+    pub(crate) limit: Vec<pando_types::SandboxLimits>,
     #[command(flatten)]
     pub(crate) egress: EgressFlags,
 }

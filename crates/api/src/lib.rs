@@ -7,6 +7,7 @@
 mod error;
 mod exec;
 mod file;
+mod limits;
 mod network;
 pub mod openapi;
 mod port;
@@ -19,6 +20,7 @@ pub mod stream;
 pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
+pub use limits::{Limits, Usage};
 pub use network::{ChangeRequest, Connection, Egress, Network, NetworkTotals, Refusal};
 pub use port::{OpenPortRequest, Port, PortList};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};

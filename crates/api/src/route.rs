@@ -202,6 +202,13 @@ const LIMIT: Query = Query {
     meaning: "At most this many; 100 when left out, 1000 at most.",
 };
 
+const USAGE: Query = Query {
+    name: "usage",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "`true`: with what each costs its host.",
+};
+
 const LABEL: Query = Query {
     name: "label",
     required: false,
@@ -248,7 +255,7 @@ pub const ROUTES: &[Route] = {
     use Operation as O;
     &[
         row(O::CreateSandbox, (Post, "/v1/sandboxes"), &[], takes::<CreateSandboxRequest>(), gives::<Sandbox>(201), "Make a sandbox; answers when it is ready."),
-        row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[], Empty, gives::<SandboxList>(200), "List your sandboxes."),
+        row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[USAGE], Empty, gives::<SandboxList>(200), "List your sandboxes."),
         row(O::GetSandbox, (Get, "/v1/sandboxes/{id}"), &[], Empty, gives::<Sandbox>(200), "Describe a sandbox."),
         row(O::ChangeSandbox, (Patch, "/v1/sandboxes/{id}"), &[], takes::<ChangeRequest>(), gives::<Sandbox>(200), "Change what a sandbox may reach, at once."),
         row(O::Network, (Get, "/v1/sandboxes/{id}/network"), &[], Empty, gives::<Network>(200), "What a sandbox may reach, is connected with and was refused."),

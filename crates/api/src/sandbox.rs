@@ -1,6 +1,6 @@
 //! Sandboxes: asking for one, and what is said about one.
 
-use crate::Egress;
+use crate::{Egress, Limits, Usage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -44,6 +44,9 @@ pub struct CreateSandboxRequest {
     /// kernel secret, such as the layout of its memory, with other sandboxes. With `from` it can only be `auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
+    /// What it may use of its host, beside its size.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
 
 fn is_false(flag: &bool) -> bool {
@@ -76,6 +79,12 @@ pub struct Sandbox {
     pub labels: BTreeMap<String, String>,
     /// What it may reach.
     pub egress: Egress,
+    /// What it may use of its host; what is not there is not limited.
+    #[serde(default)]
+    pub limits: Limits,
+    /// What it costs its host; only in the answer about one sandbox, and in a list that was asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
     /// Where its ports are reached by HTTP; `{port}` stands for the port's number.
     pub url_template: String,
     /// When it was made: RFC 3339, UTC.

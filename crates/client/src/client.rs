@@ -122,6 +122,18 @@ impl Client {
         Ok(list.sandboxes)
     }
 
+    /// Lists the caller's sandboxes with what each costs its host.
+    pub async fn list_with_usage(&self) -> Result<Vec<api::Sandbox>, ClientError> {
+        let call = Call {
+            operation: Operation::ListSandboxes,
+            target: "",
+            second: "",
+            query: &[("usage", "true")],
+        };
+        let list: api::SandboxList = self.transport.json(&call, NO_BODY).await?;
+        Ok(list.sandboxes)
+    }
+
     /// Removes a sandbox.
     pub async fn remove(&self, sandbox: &str) -> Result<(), ClientError> {
         self.transport

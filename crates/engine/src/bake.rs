@@ -200,6 +200,7 @@ impl Bakery {
             env: BTreeMap::new(),
             network: None,
             bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
+            limits: pando_shim::spec::Limits::default(),
             slot: None,
             preload: self.starter.preload.clone(),
             jail: self.starter.jail,

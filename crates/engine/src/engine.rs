@@ -1,5 +1,6 @@
 //! The engine: opened once per daemon, then asked.
 
+use crate::admission::{Admission, AdmissionConfig};
 use crate::bake::Bakery;
 use crate::host::Host;
 use crate::pool::{Pool, PoolConfig};
@@ -12,7 +13,7 @@ use crate::{EngineError, keys};
 use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
 use pando_store::{Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified};
-use pando_types::SandboxState;
+use pando_types::{SandboxLimits, SandboxState};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
@@ -48,6 +49,10 @@ pub struct EngineConfig {
     pub debian_mirror: Option<String>,
     /// How much is done ahead of requests.
     pub pool: PoolConfig,
+    /// Who may start, and when.
+    pub admission: AdmissionConfig,
+    /// What sandboxes may use that do not say it.
+    pub limits: SandboxLimits,
     /// The most that whole memory files, put together from snapshots' layers, may take.
     pub materialized_mib: u64,
     /// What each sandbox may send and receive by its network; `None` is as much as there is.
@@ -112,6 +117,7 @@ pub(crate) struct Inner {
     /// Whole memory files for them.
     pub(crate) materialized: Materialized,
     pub(crate) pool: Pool,
+    pub(crate) admission: Admission,
     pub(crate) ports: Ports,
     /// Held while layers are merged: that is done for one snapshot at a time.
     pub(crate) flattening: tokio::sync::Mutex<()>,
@@ -282,6 +288,8 @@ impl Engine {
             sandboxes,
             uptime: self.inner.started.elapsed(),
             pool: self.inner.pool.status(),
+            starts_under_way: self.inner.admission.under_way(),
+            starts_refused: self.inner.admission.refused(),
         })
     }
 
@@ -458,6 +466,7 @@ impl Inner {
             under_way: Mutex::new(HashMap::new()),
         };
         let pool = Pool::new(config.pool);
+        let admission = Admission::new(config.admission);
         let ports = Ports::open(&index)?;
         let kept = Kept::new(index.snapshots()?);
         Ok(Self {
@@ -471,6 +480,7 @@ impl Inner {
             snapshots,
             materialized,
             pool,
+            admission,
             ports,
             flattening: tokio::sync::Mutex::default(),
             initrds: Mutex::default(),

@@ -96,6 +96,38 @@ pub enum EngineError {
         /// Why.
         reason: String,
     },
+    /// A limit of the tenant is in the way.
+    #[error("the limit `{limit}` is {most}: {used} in use, {asked} asked for")]
+    Quota {
+        /// The setting's name.
+        limit: &'static str,
+        /// Its value.
+        most: u64,
+        /// What of it is used.
+        used: u64,
+        /// What more was asked for.
+        asked: u64,
+    },
+    /// The host's memory is used; nothing was begun.
+    #[error(
+        "the host's memory is used: a sandbox needs {needed_mib} MiB, {left_mib} MiB are left to `memory_reserve_mib`"
+    )]
+    HostFull {
+        /// What one is expected to need.
+        needed_mib: u64,
+        /// What is left.
+        left_mib: u64,
+        /// When to ask again, in seconds.
+        retry_after_s: u64,
+    },
+    /// Too many starts wait; nothing was begun.
+    #[error("the host is busy: {ahead} starts come first")]
+    Busy {
+        /// How many.
+        ahead: usize,
+        /// When to ask again, in seconds.
+        retry_after_s: u64,
+    },
     /// The host has no room.
     #[error("no space left on the host: {0}")]
     NoSpace(String),
@@ -181,6 +213,9 @@ impl EngineError {
             Self::SpawnFailed(_) => "spawn_failed",
             Self::SnapshotFailed(_) => "snapshot_failed",
             Self::BakeFailed { .. } => "bake_failed",
+            Self::Quota { .. } => "quota_exceeded",
+            Self::HostFull { .. } => "host_full",
+            Self::Busy { .. } => "busy",
             Self::NoSpace(_) => "no_space",
             Self::Internal(_) => "internal",
         }
@@ -220,6 +255,9 @@ impl EngineError {
                 "`pando logs ID` shows the guest's console"
             }
             Self::BakeFailed { .. } => "`pando doctor` checks what the host lacks",
+            Self::Quota { .. } => "stop, pause or remove something of yours, or raise the limit",
+            Self::HostFull { .. } => "ask again later, or pause or remove a sandbox",
+            Self::Busy { .. } => "ask again later: `Retry-After` says when",
             Self::NoSpace(_) => {
                 "free some: `pando doctor --paths` shows where Pando keeps its files"
             }
@@ -230,6 +268,16 @@ impl EngineError {
 }
 
 impl EngineError {
+    /// When the same request may succeed, in seconds, where that is only a matter of time.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        match self {
+            Self::HostFull { retry_after_s, .. } | Self::Busy { retry_after_s, .. } => {
+                Some(*retry_after_s)
+            }
+            _ => None,
+        }
+    }
+
     /// The index could not be written.
     pub(crate) fn index(error: &pando_store::IndexError) -> Self {
         match error.is_no_space() {

@@ -6,11 +6,13 @@
 //! [`Engine`] is the surface. `lifecycle` says what is legal when and has no I/O;
 //! `sandboxes` holds the entries; `spawn` makes them run and notices their end;
 //! `bake` makes snapshots of templates; `pool` keeps slots that wait for requests;
-//! `shims` starts the processes.
+//! `shims` starts the processes; `admission` says who may start now.
 
+mod admission;
 mod adopt;
 mod bake;
 mod convert;
+mod cost;
 mod engine;
 mod error;
 mod host;
@@ -18,6 +20,7 @@ mod identity;
 mod ids;
 mod keys;
 mod lifecycle;
+mod limits;
 mod network;
 mod pool;
 mod ports;
@@ -31,6 +34,7 @@ mod spawn;
 mod template;
 mod usage;
 
+pub use admission::{AdmissionConfig, TenantLimits};
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::{EngineError, Interruption};
 pub use pando_shim::client::{PortError, Protocol};

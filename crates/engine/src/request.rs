@@ -5,7 +5,7 @@
 
 use crate::EngineError;
 use pando_types::{
-    EgressPolicy, Isolation, Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind,
+    EgressPolicy, Isolation, Name, SandboxId, SandboxLimits, SandboxState, Size, SnapshotId, SnapshotKind,
     TemplateRef,
 };
 use std::collections::BTreeMap;
@@ -45,6 +45,9 @@ pub struct CreateSandbox {
     pub egress: Option<EgressPolicy>,
     /// What it is started from.
     pub start: Start,
+    /// What it may use of its host; what it does not say is what its snapshot's sandbox had,
+    /// or the daemon's default.
+    pub limits: SandboxLimits,
 }
 
 /// What a new sandbox is started from.
@@ -85,10 +88,29 @@ pub struct Sandbox {
     pub labels: BTreeMap<String, String>,
     /// What it may reach.
     pub egress: EgressPolicy,
+    /// What it may use of its host.
+    pub limits: SandboxLimits,
+    /// What it costs, where that was asked.
+    pub usage: Option<SandboxUsage>,
     /// When it was made.
     pub created_at: SystemTime,
     /// When it last began to run.
     pub started_at: Option<SystemTime>,
+}
+
+/// What a sandbox costs its host now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SandboxUsage {
+    /// Memory of its VMM and its shim that nobody shares with them; 0 without a VM.
+    pub memory_bytes: u64,
+    /// CPU time of both since its VM came up, in ms.
+    pub cpu_ms: u64,
+    /// Allocated bytes of files that are its own alone.
+    pub disk_bytes: u64,
+    /// Bytes from the guest by its network since its VM came up.
+    pub net_sent_bytes: u64,
+    /// Bytes to the guest since then.
+    pub net_received_bytes: u64,
 }
 
 /// A snapshot as a caller names it: id, the beginning of one, or name within the tenant.
@@ -467,6 +489,10 @@ pub struct Status {
     pub uptime: Duration,
     /// What waits for the next request.
     pub pool: PoolStatus,
+    /// Starts that wait for their turn or have it.
+    pub starts_under_way: usize,
+    /// Starts that were refused since the daemon's: by limits, or by a full or busy host.
+    pub starts_refused: u64,
 }
 
 /// Work done ahead of requests.

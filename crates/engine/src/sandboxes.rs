@@ -2,6 +2,7 @@
 
 use crate::EngineError;
 use crate::lifecycle::{self, Operation};
+use crate::limits::limits_of;
 use crate::network::egress_of;
 use crate::reference;
 use crate::request::{Caller, Sandbox};
@@ -144,6 +145,8 @@ impl Entry {
             env: serde_json::from_str(&row.env).map_err(|_| malformed("environment"))?,
             labels: serde_json::from_str(&row.labels).map_err(|_| malformed("label set"))?,
             egress: egress_of(&row.egress)?,
+            limits: limits_of(&row.limits)?,
+            usage: None,
             created_at: row.created_at,
             started_at: row.started_at,
         })
@@ -256,6 +259,7 @@ mod tests {
             home: None,
             paused_in: None,
             egress: r#"{"default":"allow","rules":[]}"#.into(),
+            limits: "{}".into(),
         };
         Arc::new(Entry::new(id, row))
     }

@@ -250,6 +250,16 @@ impl ShimProcess {
         format!("{} {}\n", self.pid, self.started_ticks)
     }
 
+    /// Its number, as long as that is its own.
+    pub(crate) fn pid(self) -> Option<u32> {
+        self.is_alive().then_some(self.pid)
+    }
+
+    /// The numbers of what it has started.
+    pub(crate) fn children_pids(self) -> impl Iterator<Item = u32> {
+        self.children().into_iter().map(|child| child.pid)
+    }
+
     fn is_alive(self) -> bool {
         started_ticks(self.pid) == Some(self.started_ticks)
     }

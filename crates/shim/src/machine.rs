@@ -102,6 +102,8 @@ pub(crate) enum StartError {
     Network(#[source] std::io::Error),
     #[error("what it may reach cannot be read")]
     Egress(#[from] pando_types::EgressError),
+    #[error("its limits cannot be put on")]
+    Limit(#[source] std::io::Error),
     #[error("{NO_SPACE}")]
     NoSpace,
     #[error("the warm-up failed: {0}")]
@@ -181,6 +183,9 @@ impl Machine {
             qemu.load(&self.slot().join(spec::DEVICE_STATE)).await?;
             steps.mark("loaded");
         }
+        if wait != Some(Wait::Warm) {
+            self.limit(&qemu, &gateway, &identity.limits).await?;
+        }
         qemu.cont().await?;
         let options = greeting(&identity, begin, wait == Some(Wait::Warm))?;
         let open = Channel::open(ctl, data, options);
@@ -192,6 +197,7 @@ impl Machine {
             network::apply(&gateway, &claim.network)?;
             identity = claim.identity;
             steps = Steps::begin();
+            self.limit(&qemu, &gateway, &identity.limits).await?;
             qemu.cont().await?;
             let options = greeting(&identity, begin, false)?;
             let again = channel.again(options);
@@ -294,10 +300,8 @@ impl Machine {
                 .map(|network| network.resolvers.clone())
                 .unwrap_or_default(),
             names: Vec::new(),
-            limits: GatewayLimits {
-                bandwidth_bytes_per_second: self.spec.bandwidth_bytes_per_second,
-                ..GatewayLimits::default()
-            },
+            // See `Machine::limit`.
+            limits: GatewayLimits::default(),
         };
         let (gateway, handle) = Gateway::new(config).map_err(StartError::Socket)?;
         tokio::spawn(gateway.run());
@@ -384,7 +388,7 @@ fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions
     };
     let mut entropy = vec![0; ENTROPY_BYTES];
     pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
-    let resume = Resume {
+    let mut resume = Resume {
         entropy,
         sandbox_id: identity.sandbox_id.clone(),
         hostname: identity.hostname.clone(),
@@ -393,6 +397,7 @@ fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions
         mount: matches!(begin, Begin::Spawn { mount: true, .. }),
         ..Resume::default()
     };
+    identity.limits.tell(&mut resume);
     Ok(OpenOptions {
         resume,
         resync: !clean,

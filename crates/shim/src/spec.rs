@@ -95,6 +95,34 @@ pub struct Network {
     pub resolvers: Vec<SocketAddr>,
 }
 
+/// What the sandbox may use of its host; what is absent is not limited. See
+/// [`pando_types::SandboxLimits`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Of one CPU of the host; less than all of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_percent: Option<u32>,
+    /// Processes of the guest's users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
+    /// MiB that its disk may hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib: Option<u32>,
+    /// MiB a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib_s: Option<u32>,
+    /// Requests a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_iops: Option<u32>,
+    /// MiB a second, each way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_mib_s: Option<u32>,
+    /// Of one process of the guest's users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u32>,
+}
+
 /// Everything a shim needs; its working directory is the sandbox's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,6 +160,9 @@ pub struct ShimSpec {
     pub network: Option<Network>,
     /// Payload of its network, each way; `None` is as much as there is.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// What it may use of its host; none in a slot, before it is claimed, and in a bake.
+    #[serde(default)]
+    pub limits: Limits,
     /// Present in a slot, which waits to be claimed. Hostname and machine id may change
     /// then, and the environment comes only then.
     pub slot: Option<Slot>,

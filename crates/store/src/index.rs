@@ -14,10 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
+    include_str!("schema_5.sql"),
 ];
 
 /// What SQLite lets its log grow to before it writes it back: 1000 pages.
@@ -118,6 +119,8 @@ pub struct SandboxRow {
     pub paused_in: Option<String>,
     /// JSON object: what it may reach.
     pub egress: String,
+    /// JSON object: what it may use of its host.
+    pub limits: String,
 }
 
 /// A snapshot's row. What it is made of is in its manifest.
@@ -159,6 +162,8 @@ pub struct SnapshotRow {
     pub clean: bool,
     /// JSON object: what its sandbox might reach.
     pub egress: String,
+    /// JSON object: what its sandbox might use of the host.
+    pub limits: String,
 }
 
 /// A template's row.
@@ -352,12 +357,12 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress, limits)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
             params![
                 row.id, row.tenant, row.name, row.state.as_str(), row.state_reason, row.template, row.root, row.cpus,
                 row.memory_mib, row.env, row.labels, row.isolation, millis(row.created_at), row.started_at.map(millis), row.boot_id,
-                row.parent, row.home, row.paused_in, row.egress
+                row.parent, row.home, row.paused_in, row.egress, row.limits
             ],
         );
         match inserted {
@@ -410,12 +415,12 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress, limits)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
             params![
                 row.id, row.tenant, row.name, row.kind.as_str(), row.sandbox, row.parent, row.template, row.cpus,
                 row.memory_mib, row.labels, row.note, millis(row.created_at), row.pause_ms, row.durable_ms,
-                count(row.bytes), count(row.dirty_pages), row.clean, row.egress
+                count(row.bytes), count(row.dirty_pages), row.clean, row.egress, row.limits
             ],
         );
         match inserted {
@@ -449,7 +454,7 @@ impl Index {
     pub fn snapshots(&self) -> Result<Vec<SnapshotRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress
+            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress, limits
              FROM snapshots ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], snapshot_row)?;
@@ -520,7 +525,7 @@ impl Index {
     pub fn sandboxes(&self) -> Result<Vec<SandboxRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress
+            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress, limits
              FROM sandboxes ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], sandbox_row)?;
@@ -611,6 +616,7 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
         home: row.get(16)?,
         paused_in: row.get(17)?,
         egress: row.get(18)?,
+        limits: row.get(19)?,
     }))
 }
 
@@ -637,6 +643,7 @@ fn snapshot_row(row: &Row<'_>) -> rusqlite::Result<Option<SnapshotRow>> {
         dirty_pages: row.get::<_, i64>(15)?.unsigned_abs(),
         clean: row.get(16)?,
         egress: row.get(17)?,
+        limits: row.get(18)?,
     }))
 }
 
@@ -777,6 +784,7 @@ pub(crate) mod tests {
             home: None,
             paused_in: None,
             egress: EGRESS.into(),
+            limits: "{}".into(),
         }
     }
 
@@ -800,6 +808,7 @@ pub(crate) mod tests {
             dirty_pages: 3,
             clean: true,
             egress: EGRESS.into(),
+            limits: "{}".into(),
         }
     }
 

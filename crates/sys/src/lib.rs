@@ -12,6 +12,7 @@
 //! | [`host`] | memory and disk that are left |
 //! | [`guest`] | what the agent does inside the VM |
 //! | [`socket`] | who is at the other end |
+//! | [`process`] | limits and costs of a process that runs |
 //! | [`clock`] | the rate of the host's time stamp counter |
 //! | [`random`] | bytes from the kernel |
 //! | [`readiness`] | waiting for descriptors that are no sockets |
@@ -24,6 +25,7 @@ pub mod guest;
 pub mod host;
 pub mod jail;
 pub mod memory;
+pub mod process;
 pub mod random;
 pub mod readiness;
 pub mod socket;

@@ -8,6 +8,7 @@ mod id;
 mod isolation;
 pub mod limits;
 mod name;
+mod sandbox_limits;
 mod size;
 mod snapshot;
 mod state;
@@ -19,6 +20,7 @@ pub use egress::{
 pub use id::{IdError, SandboxId, SnapshotId, TemplateId, is_id_shaped};
 pub use isolation::{Accelerator, Isolation};
 pub use name::{Name, NameError, TemplateRef};
+pub use sandbox_limits::{LimitError, LimitField, SandboxLimits};
 pub use size::{CPUS, MEMORY_MIB, Size, SizeError};
 pub use snapshot::SnapshotKind;
 pub use state::SandboxState;

@@ -1,6 +1,6 @@
 //! `pando create`, and making a sandbox for `run`.
 
-use super::net;
+use super::{limits, net};
 use crate::cli::{Create, SandboxFlags};
 use crate::exit;
 use crate::output;
@@ -33,6 +33,7 @@ pub(super) fn request(flags: &SandboxFlags) -> CreateSandboxRequest {
         memory_mib: flags.memory,
         start: flags.start.clone(),
         egress: net::egress(&flags.egress),
+        limits: limits::of_flags(&flags.limit),
         ..CreateSandboxRequest::default()
     }
 }

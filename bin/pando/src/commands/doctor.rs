@@ -67,6 +67,7 @@ pub(super) fn doctor(global: &Global, flags: &Doctor) -> anyhow::Result<u8> {
     ));
     let groups = std::fs::read_to_string(PING_GROUPS).unwrap_or_default();
     checks.push(check_pings(&groups));
+    checks.push(super::limits::check(&config));
     checks.extend(check_daemon(&config));
     if flags.json {
         output::json(&checks)?;

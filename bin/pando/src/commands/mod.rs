@@ -8,6 +8,7 @@ mod df;
 mod doctor;
 mod events;
 mod exec;
+mod limits;
 mod logs;
 mod net;
 mod port;
@@ -21,6 +22,8 @@ mod stop;
 mod template;
 mod tree;
 mod uninstall;
+
+pub(crate) use limits::flag as limit;
 
 use crate::cli::{Cli, Command, ConfigCommand, Global, ProgramFlags};
 use crate::config::Config;

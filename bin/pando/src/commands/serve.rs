@@ -1,7 +1,7 @@
 //! `pando serve`: the daemon, in the foreground or left in the background.
 
 use super::doctor::{Check, Outcome};
-use super::{block_on, client};
+use super::{block_on, client, limits};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
 use crate::config::{Config, SettingKey};
@@ -149,6 +149,8 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
             }
         },
         pool: pool_config(config)?,
+        admission: limits::admission(config)?,
+        limits: limits::defaults(config)?,
         ports: ports_config(config)?,
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
@@ -214,7 +216,7 @@ fn is_private(config: &Config) -> bool {
 }
 
 /// A setting that is a number, or is not set.
-fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
+pub(super) fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
     match config.get(key) {
         "" => Ok(None),
         text => {

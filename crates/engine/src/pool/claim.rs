@@ -3,6 +3,7 @@
 use super::{Keys, Kind, Taken};
 use crate::bake::Bakery;
 use crate::engine::Engine;
+use crate::limits::message_of;
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, log_last_words};
 use crate::source::Source;
@@ -96,7 +97,9 @@ impl Engine {
         wish: &Wish<'_>,
         deadline: Instant,
     ) -> Result<Arc<Entry>, EngineError> {
+        let mut row = self.new_row(&taken.id, wish)?;
         let request = ClaimRequest {
+            limits: message_of(&row)?.into(),
             network: self.network_policy(wish.egress)?.into(),
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
@@ -111,10 +114,10 @@ impl Engine {
         fault::point("sandbox.claimed");
         let dir = self.inner.dirs.get(&taken.id);
         let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
-        let mut row = self.new_row(&taken.id, wish)?;
         row.isolation = self.isolation_of(&ready, identity)?;
         row.state = SandboxState::Running;
         row.started_at = Some(SystemTime::now());
+        wish.admitted.becomes(&taken.id);
         let entry = self.insert(row, Some(Arc::clone(&taken.shim))).await?;
         self.log_ready(&entry, &ready);
         self.watch(&entry, &taken.shim);
@@ -134,6 +137,7 @@ impl Engine {
             && let Some(taken) = self.inner.pool.take(&shape)
         {
             let request = ClaimRequest {
+                limits: message_of(&entry.row())?.into(),
                 network: self.network_policy(&entry.row().egress)?.into(),
                 sandbox_id: entry.id.to_string(),
                 hostname: entry.id.to_string(),

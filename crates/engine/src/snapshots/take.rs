@@ -69,6 +69,8 @@ impl Engine {
         {
             return Err(EngineError::SnapshotNameTaken(name.to_string()));
         }
+        let used = self.inner.kept.bytes_of(&tenant);
+        self.inner.admission.tenant_limits().check_snapshots(used)?;
         let id = ids::snapshot();
         let taken = self.take(entry, &id, request.kind, false).await?;
         let kept = self.keep_taken(entry, &id, request, &taken).await;
@@ -105,6 +107,7 @@ impl Engine {
             dirty_pages: cost.dirty_pages,
             clean: cost.clean,
             egress: sandbox.egress,
+            limits: sandbox.limits,
         };
         self.write_row(row.clone()).await?;
         // The row itself is the last that must be on the disk.

@@ -1,5 +1,6 @@
 //! Between the API's types and the engine's.
 
+mod limits;
 pub(super) mod network;
 pub(super) mod snapshots;
 
@@ -77,6 +78,7 @@ pub(super) fn create_sandbox(
         labels: request.labels,
         egress: request.egress.as_ref().map(network::egress).transpose()?,
         start,
+        limits: limits::limits(&request.limits)?,
     })
 }
 
@@ -129,6 +131,8 @@ pub(super) fn sandbox(urls: &Urls, sandbox: engine::Sandbox) -> api::Sandbox {
         memory_mib: sandbox.size.memory_mib(),
         labels: sandbox.labels,
         egress: network::egress_of(&sandbox.egress),
+        limits: limits::limits_of(&sandbox.limits),
+        usage: sandbox.usage.map(limits::usage),
         created_at: timestamp(sandbox.created_at),
         started_at: sandbox.started_at.map(timestamp),
     }
@@ -368,6 +372,8 @@ pub(super) fn status(status: engine::Status) -> api::Status {
             .map(|(state, count)| (state.to_owned(), count))
             .collect(),
         pool: pool(status.pool),
+        starts_under_way: status.starts_under_way as u64,
+        starts_refused: status.starts_refused,
     }
 }
 

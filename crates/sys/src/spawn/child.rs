@@ -20,6 +20,7 @@ pub(super) struct Layout<'a> {
     pub(super) limits: &'a [(libc::__rlimit_resource_t, libc::rlimit)],
     pub(super) new_session: bool,
     pub(super) death_signal: Option<i32>,
+    pub(super) large_files_fail: bool,
     pub(super) parent_pid: i32,
     pub(super) identity: Option<Identity>,
     pub(super) landlock: Option<RawFd>,
@@ -91,7 +92,7 @@ fn run(layout: &Layout<'_>) -> ! {
 type Failed = (Step, i32);
 
 fn prepare_and_exec(layout: &Layout<'_>) -> Result<std::convert::Infallible, Failed> {
-    reset_signals()?;
+    reset_signals(layout.large_files_fail)?;
     if layout.new_session {
         // SAFETY: takes no argument.
         check(Step::Session, unsafe { libc::setsid() })?;
@@ -134,12 +135,15 @@ fn prepare_and_exec(layout: &Layout<'_>) -> Result<std::convert::Infallible, Fai
 }
 
 /// Rust ignores SIGPIPE and the parent may block others; exec would pass both on.
-fn reset_signals() -> Result<(), Failed> {
+fn reset_signals(large_files_fail: bool) -> Result<(), Failed> {
     // SAFETY: an all-zero sigset_t is a valid, empty set on Linux, and `signal`
-    // with SIG_DFL installs no code.
+    // with SIG_DFL or SIG_IGN installs no code.
     unsafe {
         let empty: libc::sigset_t = std::mem::zeroed();
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        if large_files_fail {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
         check(
             Step::Signals,
             libc::sigprocmask(libc::SIG_SETMASK, &empty, std::ptr::null_mut()),

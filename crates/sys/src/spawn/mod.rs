@@ -90,6 +90,7 @@ pub struct Spawn {
     descriptors: Vec<(OwnedFd, RawFd)>,
     new_session: bool,
     death_signal: Option<i32>,
+    large_files_fail: bool,
     identity: Option<Identity>,
     limits: Vec<Limit>,
     landlock: Option<Ruleset>,
@@ -107,6 +108,7 @@ impl Spawn {
             descriptors: Vec::new(),
             new_session: false,
             death_signal: None,
+            large_files_fail: false,
             identity: None,
             limits: Vec::new(),
             landlock: None,
@@ -160,6 +162,13 @@ impl Spawn {
     /// tokio's blocking pool.
     pub fn death_signal(mut self, signal: i32) -> Self {
         self.death_signal = Some(signal);
+        self
+    }
+
+    /// Has the child ignore `SIGXFSZ`: a write past its limit of bytes in a file fails with
+    /// `EFBIG` and does not end it.
+    pub fn large_files_fail(mut self) -> Self {
+        self.large_files_fail = true;
         self
     }
 
@@ -266,6 +275,7 @@ impl Prepared {
             limits: &self.limits,
             new_session: spawn.new_session,
             death_signal: spawn.death_signal,
+            large_files_fail: spawn.large_files_fail,
             parent_pid: rustix::process::getpid().as_raw_nonzero().get(),
             identity: spawn.identity,
             landlock: spawn.landlock.as_ref().and_then(Ruleset::raw_fd),

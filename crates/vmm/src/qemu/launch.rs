@@ -62,6 +62,8 @@ pub(super) fn launch(config: &QemuConfig) -> Result<Launched, LaunchError> {
         .current_dir(&config.slot)
         .new_session()
         .death_signal(SIGKILL)
+        // A limit of its files may come later; see `Qemu::limit_file_bytes`.
+        .large_files_fail()
         .limit(Limit::OpenFiles(OPEN_FILES))
         .descriptor(stdout_theirs, 1)
         .descriptor(stderr_theirs, 2)

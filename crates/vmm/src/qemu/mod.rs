@@ -5,6 +5,7 @@ mod command_line;
 mod config;
 mod console;
 mod launch;
+mod limits;
 mod qmp;
 
 use std::fs::File;
@@ -27,6 +28,7 @@ pub use arguments::{
 };
 pub use command_line::{BakePoint, CommandLine};
 pub use config::{Binding, Channels, Jail, QemuConfig, Start};
+pub use limits::DiskRates;
 
 use crate::error::{LaunchError, VmmError};
 use crate::event::{ShutdownReason, VmEvent, VmExit};

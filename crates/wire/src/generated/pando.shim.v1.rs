@@ -630,6 +630,14 @@ pub struct ClaimRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_unset_message_field"
     )]
     pub network: ::buffa::MessageField<NetworkPolicy, ::buffa::Inline<NetworkPolicy>>,
+    /// What it may use of the host; no limits without it.
+    ///
+    /// Field 20: `limits`
+    #[serde(
+        rename = "limits",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_unset_message_field"
+    )]
+    pub limits: ::buffa::MessageField<Limits, ::buffa::Inline<Limits>>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -643,6 +651,7 @@ impl ::core::fmt::Debug for ClaimRequest {
             .field("bind", &self.bind)
             .field("sandbox_id", &self.sandbox_id)
             .field("network", &self.network)
+            .field("limits", &self.limits)
             .finish()
     }
 }
@@ -704,6 +713,14 @@ impl ::buffa::Message for ClaimRequest {
                 += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
                     + inner_size as u64;
         }
+        if self.limits.is_set() {
+            let __slot = __cache.reserve();
+            let inner_size = self.limits.compute_size(__cache);
+            __cache.set(__slot, inner_size);
+            size
+                += 2u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
+                    + inner_size as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -743,6 +760,14 @@ impl ::buffa::Message for ClaimRequest {
                 buf,
             );
             self.network.write_to(__cache, buf);
+        }
+        if self.limits.is_set() {
+            ::buffa::types::put_len_delimited_header(
+                20u32,
+                u64::from(__cache.consume_next()),
+                buf,
+            );
+            self.limits.write_to(__cache, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -811,6 +836,17 @@ impl ::buffa::Message for ClaimRequest {
                     ctx,
                 )?;
             }
+            20u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::Message::merge_length_delimited(
+                    self.limits.get_or_insert_default(),
+                    buf,
+                    ctx,
+                )?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -825,6 +861,7 @@ impl ::buffa::Message for ClaimRequest {
         self.bind = ::buffa::MessageField::none();
         self.sandbox_id.clear();
         self.network = ::buffa::MessageField::none();
+        self.limits = ::buffa::MessageField::none();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -855,6 +892,338 @@ pub const __CLAIM_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buf
     type_url: "type.googleapis.com/pando.shim.v1.ClaimRequest",
     to_json: ::buffa::type_registry::any_to_json::<ClaimRequest>,
     from_json: ::buffa::type_registry::any_from_json::<ClaimRequest>,
+    is_wkt: false,
+};
+/// What a sandbox may use; what is absent is not limited.
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Of one CPU of the host, where that is less than all of its own.
+    ///
+    /// Field 1: `cpu_percent`
+    #[serde(
+        rename = "cpuPercent",
+        alias = "cpu_percent",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub cpu_percent: ::core::option::Option<u32>,
+    /// Field 2: `processes`
+    #[serde(
+        rename = "processes",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub processes: ::core::option::Option<u32>,
+    /// Field 3: `disk_mib`
+    #[serde(
+        rename = "diskMib",
+        alias = "disk_mib",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub disk_mib: ::core::option::Option<u32>,
+    /// Field 4: `disk_mib_s`
+    #[serde(
+        rename = "diskMibS",
+        alias = "disk_mib_s",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub disk_mib_s: ::core::option::Option<u32>,
+    /// Field 5: `disk_iops`
+    #[serde(
+        rename = "diskIops",
+        alias = "disk_iops",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub disk_iops: ::core::option::Option<u32>,
+    /// Field 6: `net_mib_s`
+    #[serde(
+        rename = "netMibS",
+        alias = "net_mib_s",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub net_mib_s: ::core::option::Option<u32>,
+    /// Field 7: `open_files`
+    #[serde(
+        rename = "openFiles",
+        alias = "open_files",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub open_files: ::core::option::Option<u32>,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for Limits {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("Limits")
+            .field("cpu_percent", &self.cpu_percent)
+            .field("processes", &self.processes)
+            .field("disk_mib", &self.disk_mib)
+            .field("disk_mib_s", &self.disk_mib_s)
+            .field("disk_iops", &self.disk_iops)
+            .field("net_mib_s", &self.net_mib_s)
+            .field("open_files", &self.open_files)
+            .finish()
+    }
+}
+impl Limits {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Limits";
+}
+impl Limits {
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::cpu_percent`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_cpu_percent(mut self, value: u32) -> Self {
+        self.cpu_percent = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::processes`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_processes(mut self, value: u32) -> Self {
+        self.processes = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::disk_mib`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_disk_mib(mut self, value: u32) -> Self {
+        self.disk_mib = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::disk_mib_s`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_disk_mib_s(mut self, value: u32) -> Self {
+        self.disk_mib_s = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::disk_iops`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_disk_iops(mut self, value: u32) -> Self {
+        self.disk_iops = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::net_mib_s`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_net_mib_s(mut self, value: u32) -> Self {
+        self.net_mib_s = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::open_files`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_open_files(mut self, value: u32) -> Self {
+        self.open_files = Some(value);
+        self
+    }
+}
+::buffa::impl_default_instance!(Limits);
+impl ::buffa::MessageName for Limits {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "Limits";
+    const FULL_NAME: &'static str = "pando.shim.v1.Limits";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Limits";
+}
+impl ::buffa::Message for Limits {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if let Some(v) = self.cpu_percent {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.processes {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.disk_mib {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.disk_mib_s {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.disk_iops {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.net_mib_s {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.open_files {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if let Some(v) = self.cpu_percent {
+            ::buffa::types::put_uint32_field(1u32, v, buf);
+        }
+        if let Some(v) = self.processes {
+            ::buffa::types::put_uint32_field(2u32, v, buf);
+        }
+        if let Some(v) = self.disk_mib {
+            ::buffa::types::put_uint32_field(3u32, v, buf);
+        }
+        if let Some(v) = self.disk_mib_s {
+            ::buffa::types::put_uint32_field(4u32, v, buf);
+        }
+        if let Some(v) = self.disk_iops {
+            ::buffa::types::put_uint32_field(5u32, v, buf);
+        }
+        if let Some(v) = self.net_mib_s {
+            ::buffa::types::put_uint32_field(6u32, v, buf);
+        }
+        if let Some(v) = self.open_files {
+            ::buffa::types::put_uint32_field(7u32, v, buf);
+        }
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.cpu_percent = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.processes = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            3u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_mib = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_mib_s = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            5u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_iops = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            6u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.net_mib_s = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            7u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.open_files = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.cpu_percent = ::core::option::Option::None;
+        self.processes = ::core::option::Option::None;
+        self.disk_mib = ::core::option::Option::None;
+        self.disk_mib_s = ::core::option::Option::None;
+        self.disk_iops = ::core::option::Option::None;
+        self.net_mib_s = ::core::option::Option::None;
+        self.open_files = ::core::option::Option::None;
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for Limits {
+    const PROTO_FQN: &'static str = "pando.shim.v1.Limits";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for Limits {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __LIMITS_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.Limits",
+    to_json: ::buffa::type_registry::any_to_json::<Limits>,
+    from_json: ::buffa::type_registry::any_from_json::<Limits>,
     is_wkt: false,
 };
 #[derive(Clone, PartialEq, Default)]
@@ -9376,6 +9745,12 @@ pub mod __buffa {
             pub network: ::buffa::MessageFieldView<
                 super::super::__buffa::view::NetworkPolicyView<'a>,
             >,
+            /// What it may use of the host; no limits without it.
+            ///
+            /// Field 20: `limits`
+            pub limits: ::buffa::MessageFieldView<
+                super::super::__buffa::view::LimitsView<'a>,
+            >,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ClaimRequestView<'a> {
@@ -9485,6 +9860,31 @@ pub mod __buffa {
                             }
                         }
                     }
+                    20u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let __sub_ctx = ctx.descend()?;
+                        let sub = ::buffa::types::borrow_bytes(&mut cur)?;
+                        match view.limits.as_mut() {
+                            Some(existing) => {
+                                ::buffa::MessageView::merge_into_view(
+                                    existing,
+                                    sub,
+                                    __sub_ctx,
+                                )?
+                            }
+                            None => {
+                                view.limits = ::buffa::MessageFieldView::set(
+                                    <super::super::__buffa::view::LimitsView as ::buffa::MessageView>::decode_view_ctx(
+                                        sub,
+                                        __sub_ctx,
+                                    )?,
+                                );
+                            }
+                        }
+                    }
                     3u32 => {
                         ::buffa::encoding::check_wire_type(
                             tag,
@@ -9583,6 +9983,15 @@ pub mod __buffa {
                         }
                         None => ::buffa::MessageField::none(),
                     },
+                    limits: match self.limits.as_option() {
+                        Some(v) => {
+                            ::buffa::MessageField::<
+                                super::super::Limits,
+                                ::buffa::Inline<super::super::Limits>,
+                            >::some(v.to_owned_from_source(__buffa_src)?)
+                        }
+                        None => ::buffa::MessageField::none(),
+                    },
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -9637,6 +10046,14 @@ pub mod __buffa {
                     __cache.set(__slot, inner_size);
                     size
                         += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
+                            + inner_size as u64;
+                }
+                if self.limits.is_set() {
+                    let __slot = __cache.reserve();
+                    let inner_size = self.limits.compute_size(__cache);
+                    __cache.set(__slot, inner_size);
+                    size
+                        += 2u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
                             + inner_size as u64;
                 }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
@@ -9698,6 +10115,14 @@ pub mod __buffa {
                     );
                     self.network.write_to(__cache, buf);
                 }
+                if self.limits.is_set() {
+                    ::buffa::types::put_len_delimited_header(
+                        20u32,
+                        u64::from(__cache.consume_next()),
+                        buf,
+                    );
+                    self.limits.write_to(__cache, buf);
+                }
                 self.__buffa_unknown_fields.write_to(buf);
             }
         }
@@ -9756,6 +10181,11 @@ pub mod __buffa {
                 {
                     if let ::core::option::Option::Some(__v) = self.network.as_option() {
                         __map.serialize_entry("network", __v)?;
+                    }
+                }
+                {
+                    if let ::core::option::Option::Some(__v) = self.limits.as_option() {
+                        __map.serialize_entry("limits", __v)?;
                     }
                 }
                 __map.end()
@@ -9897,6 +10327,17 @@ pub mod __buffa {
             > {
                 &self.0.reborrow().network
             }
+            /// What it may use of the host; no limits without it.
+            ///
+            /// Field 20: `limits`
+            #[must_use]
+            pub fn limits(
+                &self,
+            ) -> &::buffa::MessageFieldView<
+                super::super::__buffa::view::LimitsView<'_>,
+            > {
+                &self.0.reborrow().limits
+            }
         }
         impl ::core::convert::From<::buffa::OwnedView<ClaimRequestView<'static>>>
         for ClaimRequestOwnedView {
@@ -9921,6 +10362,442 @@ pub mod __buffa {
             type ViewHandle = ClaimRequestOwnedView;
         }
         impl ::serde::Serialize for ClaimRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        /// What a sandbox may use; what is absent is not limited.
+        #[derive(Clone, Debug, Default)]
+        pub struct LimitsView<'a> {
+            /// Of one CPU of the host, where that is less than all of its own.
+            ///
+            /// Field 1: `cpu_percent`
+            pub cpu_percent: ::core::option::Option<u32>,
+            /// Field 2: `processes`
+            pub processes: ::core::option::Option<u32>,
+            /// Field 3: `disk_mib`
+            pub disk_mib: ::core::option::Option<u32>,
+            /// Field 4: `disk_mib_s`
+            pub disk_mib_s: ::core::option::Option<u32>,
+            /// Field 5: `disk_iops`
+            pub disk_iops: ::core::option::Option<u32>,
+            /// Field 6: `net_mib_s`
+            pub net_mib_s: ::core::option::Option<u32>,
+            /// Field 7: `open_files`
+            pub open_files: ::core::option::Option<u32>,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for LimitsView<'a> {
+            type Owned = super::super::Limits;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.cpu_percent = Some(
+                            ::buffa::types::decode_uint32(&mut cur)?,
+                        );
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.processes = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_mib = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_mib_s = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    5u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_iops = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    6u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.net_mib_s = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    7u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.open_files = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<super::super::Limits, ::buffa::DecodeError> {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<super::super::Limits, ::buffa::DecodeError> {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::Limits {
+                    cpu_percent: self.cpu_percent,
+                    processes: self.processes,
+                    disk_mib: self.disk_mib,
+                    disk_mib_s: self.disk_mib_s,
+                    disk_iops: self.disk_iops,
+                    net_mib_s: self.net_mib_s,
+                    open_files: self.open_files,
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for LimitsView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if let Some(v) = self.cpu_percent {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.processes {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.disk_mib {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.disk_mib_s {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.disk_iops {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.net_mib_s {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.open_files {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if let Some(v) = self.cpu_percent {
+                    ::buffa::types::put_uint32_field(1u32, v, buf);
+                }
+                if let Some(v) = self.processes {
+                    ::buffa::types::put_uint32_field(2u32, v, buf);
+                }
+                if let Some(v) = self.disk_mib {
+                    ::buffa::types::put_uint32_field(3u32, v, buf);
+                }
+                if let Some(v) = self.disk_mib_s {
+                    ::buffa::types::put_uint32_field(4u32, v, buf);
+                }
+                if let Some(v) = self.disk_iops {
+                    ::buffa::types::put_uint32_field(5u32, v, buf);
+                }
+                if let Some(v) = self.net_mib_s {
+                    ::buffa::types::put_uint32_field(6u32, v, buf);
+                }
+                if let Some(v) = self.open_files {
+                    ::buffa::types::put_uint32_field(7u32, v, buf);
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for LimitsView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if let ::core::option::Option::Some(__v) = self.cpu_percent {
+                    __map
+                        .serialize_entry(
+                            "cpuPercent",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.processes {
+                    __map
+                        .serialize_entry(
+                            "processes",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.disk_mib {
+                    __map
+                        .serialize_entry(
+                            "diskMib",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.disk_mib_s {
+                    __map
+                        .serialize_entry(
+                            "diskMibS",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.disk_iops {
+                    __map
+                        .serialize_entry(
+                            "diskIops",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.net_mib_s {
+                    __map
+                        .serialize_entry(
+                            "netMibS",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.open_files {
+                    __map
+                        .serialize_entry(
+                            "openFiles",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for LimitsView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "Limits";
+            const FULL_NAME: &'static str = "pando.shim.v1.Limits";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Limits";
+        }
+        ::buffa::impl_default_view_instance!(LimitsView);
+        ::buffa::impl_view_reborrow!(LimitsView);
+        /** Self-contained, `'static` owned view of a `Limits` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`LimitsView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`LimitsView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct LimitsOwnedView(::buffa::OwnedView<LimitsView<'static>>);
+        impl LimitsOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    LimitsOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    LimitsOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::Limits,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    LimitsOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`LimitsView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &LimitsView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::Limits {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// Of one CPU of the host, where that is less than all of its own.
+            ///
+            /// Field 1: `cpu_percent`
+            #[must_use]
+            pub fn cpu_percent(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().cpu_percent
+            }
+            /// Field 2: `processes`
+            #[must_use]
+            pub fn processes(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().processes
+            }
+            /// Field 3: `disk_mib`
+            #[must_use]
+            pub fn disk_mib(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().disk_mib
+            }
+            /// Field 4: `disk_mib_s`
+            #[must_use]
+            pub fn disk_mib_s(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().disk_mib_s
+            }
+            /// Field 5: `disk_iops`
+            #[must_use]
+            pub fn disk_iops(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().disk_iops
+            }
+            /// Field 6: `net_mib_s`
+            #[must_use]
+            pub fn net_mib_s(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().net_mib_s
+            }
+            /// Field 7: `open_files`
+            #[must_use]
+            pub fn open_files(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().open_files
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<LimitsView<'static>>>
+        for LimitsOwnedView {
+            fn from(inner: ::buffa::OwnedView<LimitsView<'static>>) -> Self {
+                LimitsOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<LimitsOwnedView>
+        for ::buffa::OwnedView<LimitsView<'static>> {
+            fn from(wrapper: LimitsOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<LimitsView<'static>>>
+        for LimitsOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<LimitsView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::Limits {
+            type View<'a> = LimitsView<'a>;
+            type ViewHandle = LimitsOwnedView;
+        }
+        impl ::serde::Serialize for LimitsOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -24315,6 +25192,7 @@ pub mod __buffa {
         reg.register_json_any(super::__READY_REQUEST_JSON_ANY);
         reg.register_json_any(super::__READY_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__CLAIM_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__LIMITS_JSON_ANY);
         reg.register_json_any(super::__NETWORK_POLICY_JSON_ANY);
         reg.register_json_any(super::__SET_NETWORK_REQUEST_JSON_ANY);
         reg.register_json_any(super::__SET_NETWORK_RESPONSE_JSON_ANY);
@@ -24372,6 +25250,10 @@ pub use self::__buffa::view::ReadyResponseOwnedView;
 pub use self::__buffa::view::ClaimRequestView;
 #[doc(inline)]
 pub use self::__buffa::view::ClaimRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::LimitsView;
+#[doc(inline)]
+pub use self::__buffa::view::LimitsOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::NetworkPolicyView;
 #[doc(inline)]
