@@ -1,6 +1,6 @@
 //! Shim processes: started, found again, ended.
 
-use crate::{EngineError, Interruption};
+use crate::{EngineError, Interruption, groups};
 use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
 use pando_store::{SandboxDir, read_untrusted};
@@ -77,7 +77,8 @@ impl ShimStarter {
             give_to(dir, identity)
                 .map_err(|error| failed("cannot hand the directory over", &error))?;
         }
-        let child = self.spawn(dir, listener, identity)?;
+        let group = groups::create(dir, spec.memory_mib);
+        let child = self.spawn(dir, listener, identity, group)?;
         let process = ShimProcess::of(child.pid());
         if let Some(process) = process {
             let written = write_whole(&dir.process(), process.to_line().as_bytes());
@@ -100,6 +101,7 @@ impl ShimStarter {
         dir: &SandboxDir,
         listener: OwnedFd,
         identity: Option<Identity>,
+        group: Option<OwnedFd>,
     ) -> Result<Child, EngineError> {
         let failed = |error: &dyn std::error::Error| {
             EngineError::SpawnFailed(format!(
@@ -126,6 +128,9 @@ impl ShimStarter {
         }
         if let Some(identity) = identity {
             spawn = spawn.identity(identity);
+        }
+        if let Some(group) = group {
+            spawn = spawn.group(group);
         }
         if self.jail {
             spawn = spawn.landlock(self.ruleset(dir).map_err(|error| failed(&error))?);
@@ -269,6 +274,7 @@ impl ShimProcess {
         if let Some(process) = Self::read(dir) {
             process.kill().await;
         }
+        groups::remove(dir);
     }
 
     /// Kills it, and with it its VMM, and waits until both are gone.

@@ -113,7 +113,8 @@ fn command(host: &KvmHost, payload: &Path, console: &Path) -> Result<Command> {
         "virtio-blk-pci,drive=payload",
     ]);
     command.args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]);
-    command.args(["-chardev", "stdio,id=results,signal=off"]);
+    // Not `stdio`, which takes the end of its input for the end of both.
+    command.args(["-chardev", "file,id=results,path=/dev/stdout"]);
     command.args([
         "-device",
         "virtserialport,chardev=results,name=pando.results",

@@ -82,6 +82,7 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
     // Before anything is opened: a port that is taken is the likeliest fault.
     let listener = listen(config.get(SettingKey::Listen)).await?;
+    take_over_groups();
     let engine = open_engine(engine_config(config)?).await?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
@@ -101,6 +102,16 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
+}
+
+/// Limits by control group, where the host lets us have some.
+fn take_over_groups() {
+    match pando_sys::cgroup::take_over() {
+        Ok(groups) => {
+            tracing::info!(path = %groups.root().display(), "sandboxes get control groups");
+        }
+        Err(error) => tracing::info!("sandboxes get no control groups: {error}"),
+    }
 }
 
 async fn listen(address: &str) -> anyhow::Result<TcpListener> {

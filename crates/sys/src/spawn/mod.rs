@@ -95,6 +95,7 @@ pub struct Spawn {
     limits: Vec<Limit>,
     landlock: Option<Ruleset>,
     seccomp: Option<Program>,
+    group: Option<OwnedFd>,
 }
 
 impl Spawn {
@@ -113,6 +114,7 @@ impl Spawn {
             limits: Vec::new(),
             landlock: None,
             seccomp: None,
+            group: None,
         }
     }
 
@@ -193,6 +195,13 @@ impl Spawn {
     /// Installs a system call filter as the last thing before exec.
     pub fn seccomp(mut self, program: Program) -> Self {
         self.seccomp = Some(program);
+        self
+    }
+
+    /// Has the child be born in the control group whose directory this is
+    /// ([`crate::cgroup::Cgroups::create`]): it is never outside of it.
+    pub fn group(mut self, directory: OwnedFd) -> Self {
+        self.group = Some(directory);
         self
     }
 
@@ -280,6 +289,7 @@ impl Prepared {
             identity: spawn.identity,
             landlock: spawn.landlock.as_ref().and_then(Ruleset::raw_fd),
             seccomp: spawn.seccomp.as_ref().map(Program::instructions),
+            group: spawn.group.as_ref().map(AsRawFd::as_raw_fd),
             report,
         }
     }
