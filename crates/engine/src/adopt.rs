@@ -2,6 +2,7 @@
 
 use crate::EngineError;
 use crate::engine::Engine;
+use crate::groups;
 use crate::lifecycle::{self, Adoption, Found};
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess};
@@ -37,6 +38,14 @@ impl Engine {
             }
             ShimProcess::end(&dir).await;
             self.blocking(move |_| dir.remove()).await?;
+        }
+        // Before any is made anew: those of sandboxes that ended without a daemon.
+        if let Some(groups) = pando_sys::cgroup::ours() {
+            self.blocking(move |_| {
+                groups.sweep();
+                Ok::<_, EngineError>(())
+            })
+            .await?;
         }
         Ok(())
     }
@@ -85,12 +94,8 @@ impl Engine {
             Adoption::Off(reason) => self.write_end(entry, SandboxState::Stopped, reason).await,
             Adoption::Fail(reason) => {
                 let words = last_words(&dir).map(|(_, cause)| cause);
-                self.write_end(
-                    entry,
-                    SandboxState::Failed,
-                    words.as_deref().unwrap_or(reason),
-                )
-                .await
+                let cause = groups::explain(&dir, words.unwrap_or_else(|| reason.to_owned()));
+                self.write_end(entry, SandboxState::Failed, &cause).await
             }
         }
     }

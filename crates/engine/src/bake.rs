@@ -441,6 +441,7 @@ impl Oven {
                     runtime.block_on(process.kill());
                 }
             }
+            crate::groups::remove(&dir);
             drop(dir.remove());
         }))
     }

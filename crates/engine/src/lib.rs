@@ -16,6 +16,7 @@ mod convert;
 mod cost;
 mod engine;
 mod error;
+mod groups;
 mod host;
 mod identity;
 mod ids;

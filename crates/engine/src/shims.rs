@@ -1,6 +1,6 @@
 //! Shim processes: started, found again, ended.
 
-use crate::{EngineError, Interruption};
+use crate::{EngineError, Interruption, groups};
 use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
 use pando_store::{SandboxDir, read_untrusted};
@@ -80,7 +80,8 @@ impl ShimStarter {
             give_to(dir, identity)
                 .map_err(|error| failed("cannot hand the directory over", &error))?;
         }
-        let child = self.spawn(dir, listener, identity)?;
+        let group = groups::create(dir, spec.memory_mib);
+        let child = self.spawn(dir, listener, identity, group)?;
         let process = ShimProcess::of(child.pid());
         if let Some(process) = process {
             let written = write_whole(&dir.process(), process.to_line().as_bytes());
@@ -103,6 +104,7 @@ impl ShimStarter {
         dir: &SandboxDir,
         listener: OwnedFd,
         identity: Option<Identity>,
+        group: Option<OwnedFd>,
     ) -> Result<Child, EngineError> {
         let failed = |error: &dyn std::error::Error| {
             EngineError::SpawnFailed(format!(
@@ -129,6 +131,9 @@ impl ShimStarter {
         }
         if let Some(identity) = identity {
             spawn = spawn.identity(identity);
+        }
+        if let Some(group) = group {
+            spawn = spawn.group(group);
         }
         if self.jail.has(Layer::Seccomp) {
             spawn = spawn.seccomp(Program::shim().map_err(|error| failed(&error))?);
@@ -295,6 +300,7 @@ impl ShimProcess {
         if let Some(process) = Self::read(dir) {
             process.kill().await;
         }
+        groups::remove(dir);
     }
 
     /// Kills it, and with it its VMM, and waits until both are gone.

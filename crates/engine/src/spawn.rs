@@ -3,6 +3,7 @@
 use crate::admission::{Admitted, Ask};
 use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM};
 use crate::engine::Engine;
+use crate::groups;
 use crate::lifecycle::Operation;
 use crate::limits::{limits_json, spec_of};
 use crate::network::egress_json;
@@ -332,12 +333,14 @@ impl Engine {
         let mut layers = ready.layers.clone();
         layers.extend(self.inner.bakery.starter.layers());
         layers.extend(identity.map(|identity| format!("account {}", identity.uid)));
+        layers.extend(pando_sys::cgroup::ours().map(|_| "cgroup".to_owned()));
         self.isolation_json(layers)
     }
 
     /// Follows a running sandbox in the background until its VM ends.
     pub(crate) fn watch(&self, entry: &Arc<Entry>, shim: &Arc<Shim>) {
         self.watch_refusals(entry, shim);
+        self.limit_cpu(entry);
         let (engine, entry, shim) = (self.clone(), Arc::clone(entry), Arc::clone(shim));
         tokio::spawn(async move {
             let told = |cause: String| {
@@ -349,7 +352,9 @@ impl Engine {
                     entry.update(|row| row.state_reason = reason);
                 }
             };
-            let (state, cause) = end_of(&shim, &engine.dir_of(&entry), told).await;
+            let dir = engine.dir_of(&entry);
+            let (state, cause) = end_of(&shim, &dir, told).await;
+            let cause = groups::explain(&dir, cause);
             let _turn = entry.turn.lock().await;
             let current = entry
                 .shim()
@@ -367,6 +372,11 @@ impl Engine {
             }
             engine.end_shim(&entry).await;
         });
+    }
+
+    fn limit_cpu(&self, entry: &Entry) {
+        let percent = spec_of(&entry.row()).map(|limits| limits.cpu_percent);
+        groups::limit_cpu(&self.dir_of(entry), percent.unwrap_or_default());
     }
 
     /// Powers off in order; the disk stays.

@@ -162,6 +162,17 @@ impl World {
         daemon.wait().expect("it ends");
     }
 
+    /// Ends the daemon in order, with SIGTERM; sandboxes run on.
+    pub fn end_daemon(&mut self) {
+        let mut daemon = self.daemon.take().expect("the daemon is up");
+        let told = Command::new("kill")
+            .args(["-TERM", &daemon.id().to_string()])
+            .status();
+        assert!(told.is_ok_and(|status| status.success()), "it can be told");
+        let status = daemon.wait().expect("it ends");
+        assert!(status.success(), "the daemon ended badly: {status}");
+    }
+
     /// The next daemons get this in their environment too.
     pub fn set_env(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));

@@ -9,6 +9,7 @@ use crate::daemon_log::{RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
 use crate::preload::PRELOAD;
+use crate::supervisor;
 use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
@@ -82,6 +83,8 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
     // Before anything is opened: a port that is taken is the likeliest fault.
     let listener = listen(config.get(SettingKey::Listen)).await?;
+    take_over_groups();
+    supervisor::starting();
     let engine = open_engine(engine_config(config)?).await?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
@@ -96,14 +99,27 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
+        supervisor::stopping();
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
         public_url: public_url(config)?,
     };
+    // Whoever connects from now on is answered: nothing that could fail is left.
+    supervisor::ready(address);
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
+}
+
+/// Limits by control group, where the host lets us have some.
+fn take_over_groups() {
+    match pando_sys::cgroup::take_over() {
+        Ok(groups) => {
+            tracing::info!(path = %groups.root().display(), "sandboxes get control groups");
+        }
+        Err(error) => tracing::info!("sandboxes get no control groups: {error}"),
+    }
 }
 
 async fn listen(address: &str) -> anyhow::Result<TcpListener> {
@@ -343,6 +359,8 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
     }
     command
         .current_dir("/")
+        // Left in the background it is nobody's service.
+        .env_remove(supervisor::NOTIFY_SOCKET)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file);

@@ -98,6 +98,7 @@ pub struct Spawn {
     landlock: Option<Ruleset>,
     seccomp: Option<Program>,
     layers: Layers,
+    group: Option<OwnedFd>,
 }
 
 impl Spawn {
@@ -117,6 +118,7 @@ impl Spawn {
             landlock: None,
             seccomp: None,
             layers: Layers::ALL,
+            group: None,
         }
     }
 
@@ -204,6 +206,13 @@ impl Spawn {
     /// Installs a system call filter as the last thing before exec.
     pub fn seccomp(mut self, program: Program) -> Self {
         self.seccomp = Some(program);
+        self
+    }
+
+    /// Has the child be born in the control group whose directory this is
+    /// ([`crate::cgroup::Cgroups::create`]): it is never outside of it.
+    pub fn group(mut self, directory: OwnedFd) -> Self {
+        self.group = Some(directory);
         self
     }
 
@@ -299,6 +308,7 @@ impl Prepared {
             landlock: spawn.landlock.as_ref().and_then(Ruleset::raw_fd),
             seccomp: self.seccomp.as_deref(),
             keeps_privileges: !spawn.layers.has(Layer::NoNewPrivileges),
+            group: spawn.group.as_ref().map(AsRawFd::as_raw_fd),
             report,
         }
     }
