@@ -399,3 +399,31 @@ fn limits_that_cannot_be_had_are_refused() {
     }
     assert_eq!(Footprint::of(&world), before);
 }
+
+#[test]
+fn limits_in_the_configuration_are_checked_and_told() {
+    let world = world(&[("PANDO_LIMITS", "disk_mib=2048, open_files=4096".to_owned())]);
+    let told = world.run(["doctor"]).stdout;
+    assert!(
+        told.contains("defaults: disk_mib 2048, open_files 4096"),
+        "{told}"
+    );
+    let other = world.scratch("other").display().to_string();
+    for (name, value, said) in [
+        ("PANDO_LIMITS", "disk_mib", "`limits`: `disk_mib` is not NAME=VALUE"),
+        ("PANDO_LIMITS", "disk=1", "`limits`: `disk` is not a limit; there are cpu_percent"),
+        ("PANDO_LIMITS", "disk_mib=1", "`limits`: `limits.disk_mib` is from 64 to 8192, not 1"),
+        ("PANDO_MAX_SANDBOXES", "-1", "`max_sandboxes` is `-1`: give a number"),
+        ("PANDO_MAX_CPUS", "two", "`max_cpus` is `two`: give a number"),
+        ("PANDO_MAX_SNAPSHOT_GIB", "1.5", "`max_snapshot_gib` is `1.5`: give a number"),
+        ("PANDO_MEMORY_RESERVE_MIB", "1G", "`memory_reserve_mib` is `1G`: give a number"),
+        ("PANDO_MEMORY_OVERCOMMIT", "49", "`memory_overcommit` is 49: give 50 to 10000 (percent)"),
+        ("PANDO_MEMORY_OVERCOMMIT", "10001", "`memory_overcommit` is 10001: give 50 to 10000 (percent)"),
+    ] {
+        let line = ["serve", "--listen", "127.0.0.1:0", "--state-dir", &other];
+        let output = world.command(line).env(name, value).output().expect("it ends");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(said), "{stderr}");
+    }
+}
