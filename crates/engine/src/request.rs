@@ -5,8 +5,8 @@
 
 use crate::EngineError;
 use pando_types::{
-    EgressPolicy, Isolation, Name, SandboxId, SandboxLimits, SandboxState, Size, SnapshotId, SnapshotKind,
-    TemplateRef,
+    EgressPolicy, Isolation, Name, SandboxId, SandboxLimits, SandboxState, Size, SnapshotId,
+    SnapshotKind, TemplateRef,
 };
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

@@ -441,11 +441,7 @@ impl Engine {
         Ok(())
     }
 
-    async fn start_again(
-        &self,
-        entry: &Arc<Entry>,
-        bake: Snapshot,
-    ) -> Result<(), EngineError> {
+    async fn start_again(&self, entry: &Arc<Entry>, bake: Snapshot) -> Result<(), EngineError> {
         let dir = self.dir_of(entry);
         let laid_out = dir.clone();
         let plan = self

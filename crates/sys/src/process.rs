@@ -37,7 +37,9 @@ pub fn limit_file_bytes(pid: u32, bytes: u64) -> io::Result<()> {
 /// The process is gone.
 pub fn file_bytes_limit(pid: u32) -> io::Result<Option<u64>> {
     let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Max file size"));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max file size"));
     let soft = line.and_then(|line| line.split_whitespace().next());
     Ok(soft.and_then(|soft| soft.parse().ok()))
 }

@@ -165,7 +165,10 @@ mod tests {
                 let error = with(value).check().unwrap_err();
                 assert_eq!(
                     error.to_string(),
-                    format!("`limits.{}` is from {low} to {high}, not {value}", field.name)
+                    format!(
+                        "`limits.{}` is from {low} to {high}, not {value}",
+                        field.name
+                    )
                 );
             }
         }

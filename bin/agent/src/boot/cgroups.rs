@@ -173,7 +173,11 @@ impl UserCgroup {
     /// # Errors
     /// The kernel lacks the controller, or guest root removed the cgroup.
     pub(crate) fn limit_processes(&self, most: u64) -> std::io::Result<()> {
-        let most = if most == 0 { self.usual_processes } else { most };
+        let most = if most == 0 {
+            self.usual_processes
+        } else {
+            most
+        };
         let file = self.most_processes.as_ref();
         let mut file = file.ok_or(std::io::ErrorKind::Unsupported)?;
         file.write_all(most.to_string().as_bytes())

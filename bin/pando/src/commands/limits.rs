@@ -147,10 +147,7 @@ mod tests {
                 "disk_mib=99999999999",
                 "`disk_mib` is `99999999999`: give a number",
             ),
-            (
-                "disk_mib=1",
-                "`limits.disk_mib` is from 64 to 8192, not 1",
-            ),
+            ("disk_mib=1", "`limits.disk_mib` is from 64 to 8192, not 1"),
             (
                 "disk=1",
                 "`disk` is not a limit; there are cpu_percent, processes, disk_mib, disk_mib_s, disk_iops, net_mib_s, open_files",

@@ -24,7 +24,8 @@ pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
         output::table(
             &[
-                "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "USED", "CPU", "DISK", "NET", "AGE",
+                "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "USED", "CPU", "DISK", "NET",
+                "AGE",
             ],
             &rows,
         );

@@ -137,7 +137,11 @@ struct Place(Engine);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.inner.admission.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0
+            .inner
+            .admission
+            .waiting
+            .fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -363,10 +367,12 @@ impl Engine {
         let admission = &self.inner.admission;
         let memory = pando_sys::host::memory().map_err(|error| EngineError::internal(&error))?;
         let private = state.measured.as_ref().map(|measured| &measured.private);
-        let average = private.filter(|private| !private.is_empty()).map(|private| {
-            let count = u64::try_from(private.len()).unwrap_or(u64::MAX);
-            private.values().sum::<u64>() / count
-        });
+        let average = private
+            .filter(|private| !private.is_empty())
+            .map(|private| {
+                let count = u64::try_from(private.len()).unwrap_or(u64::MAX);
+                private.values().sum::<u64>() / count
+            });
         let reckoning = match admission.config.overcommit_percent {
             Some(percent) => Reckoning::Overcommit(percent),
             None => Reckoning::Measured(average),

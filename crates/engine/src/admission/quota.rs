@@ -43,9 +43,19 @@ impl TenantLimits {
     pub(crate) fn check(&self, used: Used, size: Size) -> Result<(), EngineError> {
         let with = used.and(size);
         let limits = [
-            ("max_sandboxes", self.sandboxes, used.sandboxes, with.sandboxes),
+            (
+                "max_sandboxes",
+                self.sandboxes,
+                used.sandboxes,
+                with.sandboxes,
+            ),
             ("max_cpus", self.cpus, used.cpus, with.cpus),
-            ("max_memory_mib", self.memory_mib, used.memory_mib, with.memory_mib),
+            (
+                "max_memory_mib",
+                self.memory_mib,
+                used.memory_mib,
+                with.memory_mib,
+            ),
         ];
         for (limit, most, used, with) in limits {
             if let Some(most) = most.filter(|most| with > *most) {
