@@ -100,6 +100,8 @@ mod tests {
                 claims: BTreeMap::from([("warm", 5)]),
                 ..PoolStatus::default()
             },
+            starts_under_way: 0,
+            starts_refused: 0,
         });
         for line in [
             "pando_http_requests_total{class=\"2xx\"} 2",

@@ -412,16 +412,25 @@ impl Engine {
         living.sum()
     }
 
-    /// Measures what living sandboxes have for their own, if that is not known already.
+    /// Measures what living sandboxes have for their own, now and then. Only the first that
+    /// asks waits for it: what they had a moment ago is as good.
     async fn measure(&self) {
-        let known = {
+        let age = {
             let state = self.inner.admission.lock();
             let measured = state.measured.as_ref();
-            measured.is_some_and(|measured| measured.at.elapsed() < MEASURE_EVERY)
+            measured.map(|measured| measured.at.elapsed())
         };
-        if known {
-            return;
+        match age {
+            None => self.measure_now().await,
+            Some(age) if age < MEASURE_EVERY => {}
+            Some(_) => {
+                let engine = self.clone();
+                tokio::spawn(async move { engine.measure_now().await });
+            }
         }
+    }
+
+    async fn measure_now(&self) {
         let private = self.aside(|inner| {
             let running = inner.sandboxes.all().into_iter();
             let running = running.filter(|entry| entry.state() == SandboxState::Running);

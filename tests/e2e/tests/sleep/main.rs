@@ -277,7 +277,10 @@ fn a_daemon_that_was_down_when_time_was_over_acts_at_once() {
     assert_eq!(world.inspect(&asleep)["state"], "paused");
     assert_eq!(exec(&world, &asleep).0, 200);
     let woken = world.inspect(&asleep);
-    assert!(time(&woken, "expires_at") >= time(&woken, "started_at") + 2.99, "{woken}");
+    assert!(
+        time(&woken, "expires_at") >= time(&woken, "started_at") + 2.99,
+        "{woken}"
+    );
     await_event(&world, &asleep, "sandbox.removed", 1);
 }
 
