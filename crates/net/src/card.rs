@@ -78,7 +78,13 @@ impl Card {
     /// without end.
     pub(crate) async fn receive(&self, frame: &mut [u8]) -> io::Result<usize> {
         let length = self.socket.recv(frame).await?;
-        if length == 0 && self.socket.ready(Interest::READABLE).await?.is_read_closed() {
+        if length == 0
+            && self
+                .socket
+                .ready(Interest::READABLE)
+                .await?
+                .is_read_closed()
+        {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(length)

@@ -238,9 +238,7 @@ impl Machine {
         })
     }
 
-    fn config(
-        &self,
-    ) -> Result<(QemuConfig, (UnixStream, UnixStream), OwnedFd), StartError> {
+    fn config(&self) -> Result<(QemuConfig, (UnixStream, UnixStream), OwnedFd), StartError> {
         let spec = &self.spec;
         let accelerator = match spec.accelerator.as_str() {
             "kvm" => Accelerator::Kvm,

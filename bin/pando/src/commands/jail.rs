@@ -83,7 +83,11 @@ impl Host {
     }
 
     fn checks(&self) -> Vec<Check> {
-        let mut checks = vec![self.check_jail(), self.check_landlock(), self.check_tracing()];
+        let mut checks = vec![
+            self.check_jail(),
+            self.check_landlock(),
+            self.check_tracing(),
+        ];
         checks.push(self.check_users());
         checks.push(match &self.hidepid {
             None => Check::new("hidepid", Outcome::Ok, "off: /proc shows every process"),
@@ -101,7 +105,9 @@ impl Host {
         let layers = self.layers().join(", ");
         match self.below_floor() {
             None => Check::new("jail", Outcome::Ok, layers),
-            Some(why) => Check::new("jail", Outcome::Warning, format!("{layers}; {why}")).fix(WHOLE),
+            Some(why) => {
+                Check::new("jail", Outcome::Warning, format!("{layers}; {why}")).fix(WHOLE)
+            }
         }
     }
 
@@ -141,7 +147,9 @@ impl Host {
             _ => Check::new(
                 "ptrace_scope",
                 Outcome::Warning,
-                format!("{found}: a shim may not read its QEMU's memory, so sandboxes cannot be saved"),
+                format!(
+                    "{found}: a shim may not read its QEMU's memory, so sandboxes cannot be saved"
+                ),
             )
             .fix("`sysctl -w kernel.yama.ptrace_scope=1`; from 3 only a reboot leads back"),
         }
@@ -178,7 +186,9 @@ fn hidepid(mounts: &str) -> Option<String> {
         matches!(fields[..], [_, "/proc", ..])
             .then(|| fields.get(3).copied().unwrap_or_default().to_owned())
     })?;
-    let value = proc.split(',').find_map(|option| option.strip_prefix("hidepid="))?;
+    let value = proc
+        .split(',')
+        .find_map(|option| option.strip_prefix("hidepid="))?;
     (!matches!(value, "0" | "off")).then(|| value.to_owned())
 }
 
@@ -240,7 +250,10 @@ mod tests {
     fn what_an_older_kernel_lacks_is_named() {
         let (outcome, found, _) = check(&host(2, true), "landlock");
         assert_eq!(outcome, Outcome::Warning);
-        assert!(found.contains("version 2") && found.contains("landlock-truncate"), "{found}");
+        assert!(
+            found.contains("version 2") && found.contains("landlock-truncate"),
+            "{found}"
+        );
         assert!(!found.contains("landlock-files"), "{found}");
         assert_eq!(check(&host(7, true), "landlock").0, Outcome::Ok);
     }
@@ -276,7 +289,11 @@ mod tests {
             no_users: true,
             ..host(6, false)
         };
-        assert!(fix_of(&none, name).1.contains("unprivileged_userns_clone=1"));
+        assert!(
+            fix_of(&none, name)
+                .1
+                .contains("unprivileged_userns_clone=1")
+        );
     }
 
     #[test]
@@ -285,7 +302,10 @@ mod tests {
         assert_eq!(hidepid(plain), None);
         let hidden = format!("{plain}proc /proc proc rw,hidepid=invisible,gid=5 0 0\n");
         assert_eq!(hidepid(&hidden).as_deref(), Some("invisible"));
-        assert_eq!(hidepid(&format!("{hidden}proc /proc proc rw,hidepid=0 0 0\n")), None);
+        assert_eq!(
+            hidepid(&format!("{hidden}proc /proc proc rw,hidepid=0 0 0\n")),
+            None
+        );
         assert_eq!(hidepid(""), None);
     }
 }

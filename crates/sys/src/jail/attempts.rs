@@ -336,8 +336,15 @@ pub fn enter_network(pid: u32) -> io::Result<()> {
 pub fn mount() -> io::Result<()> {
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: a C string, and nothing where nothing is needed.
-    let result =
-        unsafe { libc::mount(none, c".".as_ptr(), none, libc::MS_REMOUNT, none.cast::<c_void>()) };
+    let result = unsafe {
+        libc::mount(
+            none,
+            c".".as_ptr(),
+            none,
+            libc::MS_REMOUNT,
+            none.cast::<c_void>(),
+        )
+    };
     let_through(result.into(), libc::EINVAL)
 }
 
@@ -640,7 +647,10 @@ mod tests {
     fn an_attempt_is_told_by_its_error_and_by_its_success() {
         in_child(|| Ok(())).unwrap();
         let refused = || Err(io::Error::from_raw_os_error(libc::EACCES));
-        assert_eq!(in_child(refused).unwrap_err().raw_os_error(), Some(libc::EACCES));
+        assert_eq!(
+            in_child(refused).unwrap_err().raw_os_error(),
+            Some(libc::EACCES)
+        );
         let unclear = in_child(|| Err(io::Error::other("?"))).unwrap_err();
         assert_eq!(unclear.raw_os_error(), None);
         in_child(|| std::process::abort()).unwrap_err();
@@ -666,7 +676,11 @@ mod tests {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
         for (kind, takes) in [(SocketType::DGRAM, true), (SocketType::SEQPACKET, false)] {
             let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-            assert_eq!(send_elsewhere(pair.0.as_raw_fd()).is_ok(), takes, "{kind:?}");
+            assert_eq!(
+                send_elsewhere(pair.0.as_raw_fd()).is_ok(),
+                takes,
+                "{kind:?}"
+            );
         }
     }
 }

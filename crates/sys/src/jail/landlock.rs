@@ -322,7 +322,8 @@ mod tests {
     #[test]
     fn a_missing_required_path_is_named_and_a_missing_optional_one_is_skipped() {
         let missing = Path::new("/no/such/folder");
-        let error = Ruleset::new(&Policy::new().allow(missing, Access::Read), Layers::ALL).unwrap_err();
+        let error =
+            Ruleset::new(&Policy::new().allow(missing, Access::Read), Layers::ALL).unwrap_err();
         assert!(error.to_string().contains("/no/such/folder"), "{error}");
         Ruleset::new(
             &Policy::new().allow_if_present(missing, Access::Read),

@@ -153,7 +153,10 @@ mod tests {
     fn what_needs_a_layer_goes_with_it_and_nothing_else_does() {
         let missing = |layers: Layers| layers.missing().collect::<Vec<_>>();
         assert!(missing(Layers::default()).is_empty());
-        assert_eq!(missing(Layers::ALL.without(Layer::Seccomp)), [Layer::Seccomp]);
+        assert_eq!(
+            missing(Layers::ALL.without(Layer::Seccomp)),
+            [Layer::Seccomp]
+        );
         assert_eq!(
             missing(Layers::ALL.without(Layer::Files)),
             [Layer::Files, Layer::Truncate, Layer::DeviceIoctl]

@@ -26,9 +26,9 @@ use std::path::{Path, PathBuf};
 pub use exit::{Child, ChildExit};
 
 use crate::jail::{Layer, Layers, landlock::Ruleset, seccomp::Program};
+use child::{Layout, Step};
 use seccompiler::sock_filter;
 use std::cell::Cell;
-use child::{Layout, Step};
 
 /// Highest descriptor number a child may be given. Far more than any VMM
 /// needs, and low enough that the copies made above it stay below the common

@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 
-use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::jail::Layer;
+use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::jail::seccomp::Program;
 use pando_sys::spawn::{Child, Limit, Spawn};
 use pando_types::limits::DISK_LAYERS;
@@ -136,7 +136,11 @@ fn jail(spawn: Spawn, config: &QemuConfig) -> Result<(Spawn, Vec<String>), Launc
     let wanted = config.jail;
     let ours = [Layer::NoNewPrivileges, Layer::Limits, Layer::Seccomp];
     let mut layers: Vec<String> = std::iter::once("qemu-sandbox")
-        .chain(ours.into_iter().filter(|layer| wanted.has(*layer)).map(Layer::name))
+        .chain(
+            ours.into_iter()
+                .filter(|layer| wanted.has(*layer))
+                .map(Layer::name),
+        )
         .map(str::to_owned)
         .collect();
     let ruleset = Ruleset::new(&policy(config), wanted)?;

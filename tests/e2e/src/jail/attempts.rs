@@ -81,15 +81,30 @@ const CALL: Stop = both(&[Seccomp]);
 /// Everything that is tried.
 pub const ATTEMPTS: &[Attempt] = &[
     // Files of others.
-    attempt("read another sandbox's disk", |t| read(&t.other_disk), OTHERS_FILE, OTHERS_FILE),
-    attempt("write another sandbox's disk", |t| write(&t.other_disk), OTHERS_FILE, OTHERS_FILE),
+    attempt(
+        "read another sandbox's disk",
+        |t| read(&t.other_disk),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
+    attempt(
+        "write another sandbox's disk",
+        |t| write(&t.other_disk),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
     attempt(
         "write another sandbox's disk by way of its own directory",
         |t| write(&t.other_disk_beside),
         OTHERS_FILE,
         OTHERS_FILE,
     ),
-    attempt("truncate another sandbox's disk", |t| truncate(&t.other_disk), TRUNCATION, TRUNCATION),
+    attempt(
+        "truncate another sandbox's disk",
+        |t| truncate(&t.other_disk),
+        TRUNCATION,
+        TRUNCATION,
+    ),
     attempt(
         "link another sandbox's disk into its own directory",
         |t| link(&t.other_disk),
@@ -108,10 +123,30 @@ pub const ATTEMPTS: &[Attempt] = &[
         as_root(&[Account, Seccomp, Files]),
         as_root(&[Account, Seccomp, Files]),
     ),
-    attempt("read another sandbox's description", |t| read(&t.other_spec), OTHERS_FILE, OTHERS_FILE),
-    attempt("read the state database", |t| read(&t.database), OTHERS_FILE, OTHERS_FILE),
-    attempt("read the admin key", |t| read(&t.key), OTHERS_FILE, OTHERS_FILE),
-    attempt("read a file in a home directory", |t| read(&t.home_file), OTHERS_FILE, OTHERS_FILE),
+    attempt(
+        "read another sandbox's description",
+        |t| read(&t.other_spec),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
+    attempt(
+        "read the state database",
+        |t| read(&t.database),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
+    attempt(
+        "read the admin key",
+        |t| read(&t.key),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
+    attempt(
+        "read a file in a home directory",
+        |t| read(&t.home_file),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
     attempt(
         "read /etc/shadow",
         |_| read(Path::new("/etc/shadow")),
@@ -163,7 +198,12 @@ pub const ATTEMPTS: &[Attempt] = &[
         both(&[Files, Seccomp]),
         CALL,
     ),
-    attempt("make a file lend rights", |t| mode(&t.own_file, 0o4700), CALL, CALL),
+    attempt(
+        "make a file lend rights",
+        |t| mode(&t.own_file, 0o4700),
+        CALL,
+        CALL,
+    ),
     attempt(
         "make a file lend rights by the newest call",
         |t| attempts::change_mode_anew(&t.own_file, 0o4700),
@@ -204,8 +244,18 @@ pub const ATTEMPTS: &[Attempt] = &[
         as_root(&[Account, Seccomp, Files]),
         as_root(&[Account, Seccomp, Files]),
     ),
-    attempt("read its own description", |t| read(&t.own_spec), both(&[Files]), Stop::Allowed),
-    attempt("change its own description", |t| write(&t.own_spec), OTHERS_FILE, OTHERS_FILE),
+    attempt(
+        "read its own description",
+        |t| read(&t.own_spec),
+        both(&[Files]),
+        Stop::Allowed,
+    ),
+    attempt(
+        "change its own description",
+        |t| write(&t.own_spec),
+        OTHERS_FILE,
+        OTHERS_FILE,
+    ),
     attempt(
         "ask to be killed last",
         |_| write_only(Path::new("/proc/self/oom_score_adj")),
@@ -296,15 +346,30 @@ pub const ATTEMPTS: &[Attempt] = &[
         by(&[Account, Seccomp], &[Seccomp]),
     ),
     // Sockets.
-    attempt("connect to the API", |t| connect(t.api), both(&[Seccomp, NoTcp]), Stop::Allowed),
-    attempt("connect out", |t| connect(t.outside), both(&[Seccomp, NoTcp]), Stop::Allowed),
+    attempt(
+        "connect to the API",
+        |t| connect(t.api),
+        both(&[Seccomp, NoTcp]),
+        Stop::Allowed,
+    ),
+    attempt(
+        "connect out",
+        |t| connect(t.outside),
+        both(&[Seccomp, NoTcp]),
+        Stop::Allowed,
+    ),
     attempt(
         "listen",
         |_| TcpListener::bind("0.0.0.0:0").map(drop),
         both(&[Seccomp, NoTcp]),
         Stop::Allowed,
     ),
-    attempt("send a datagram out", |t| attempts::send_datagram(t.outside), CALL, Stop::Allowed),
+    attempt(
+        "send a datagram out",
+        |t| attempts::send_datagram(t.outside),
+        CALL,
+        Stop::Allowed,
+    ),
     attempt(
         "connect to the shim of its sandbox",
         |t| UnixStream::connect(&t.own_socket).map(drop),
@@ -328,13 +393,22 @@ pub const ATTEMPTS: &[Attempt] = &[
     ),
     attempt(
         "write to the host's log by a socket of its own",
-        |t| UnixDatagram::unbound()?.send_to(b"x", &t.log_socket).map(drop),
+        |t| {
+            UnixDatagram::unbound()?
+                .send_to(b"x", &t.log_socket)
+                .map(drop)
+        },
         CALL,
         CALL,
     ),
     attempt(
         "write to the host's log by one of a pair",
-        |t| UnixDatagram::pair()?.0.send_to(b"x", &t.log_socket).map(drop),
+        |t| {
+            UnixDatagram::pair()?
+                .0
+                .send_to(b"x", &t.log_socket)
+                .map(drop)
+        },
         CALL,
         CALL,
     ),
@@ -352,7 +426,12 @@ pub const ATTEMPTS: &[Attempt] = &[
         both(&[Files]),
         both(&[Files]),
     ),
-    attempt("run a program from memory", |_| attempts::run_from_memory(), CALL, CALL),
+    attempt(
+        "run a program from memory",
+        |_| attempts::run_from_memory(),
+        CALL,
+        CALL,
+    ),
     attempt(
         "run a program that lends rights",
         |t| attempts::run(&t.lent_rights, &[]),
@@ -365,10 +444,30 @@ pub const ATTEMPTS: &[Attempt] = &[
         both(&[Limits]),
         both(&[Limits]),
     ),
-    attempt("leave its memory in a file", |_| attempts::core_dump(), both(&[Limits]), both(&[Limits])),
-    attempt("enter a user namespace", |_| attempts::unshare_users(), CALL, CALL),
-    attempt("start in a user namespace", |_| attempts::clone_users(), CALL, CALL),
-    attempt("start in a user namespace by clone3", |_| attempts::clone3_users(), CALL, CALL),
+    attempt(
+        "leave its memory in a file",
+        |_| attempts::core_dump(),
+        both(&[Limits]),
+        both(&[Limits]),
+    ),
+    attempt(
+        "enter a user namespace",
+        |_| attempts::unshare_users(),
+        CALL,
+        CALL,
+    ),
+    attempt(
+        "start in a user namespace",
+        |_| attempts::clone_users(),
+        CALL,
+        CALL,
+    ),
+    attempt(
+        "start in a user namespace by clone3",
+        |_| attempts::clone3_users(),
+        CALL,
+        CALL,
+    ),
     attempt(
         "enter the network namespace of its parent",
         |t| attempts::enter_network(t.parent),
@@ -391,8 +490,18 @@ pub const ATTEMPTS: &[Attempt] = &[
     attempt("use io_uring", |_| attempts::io_ring(), CALL, CALL),
     attempt("use bpf", |_| attempts::bpf(), CALL, CALL),
     attempt("use the kernel's keys", |_| attempts::keyring(), CALL, CALL),
-    attempt("use performance counters", |_| attempts::performance_counter(), CALL, CALL),
-    attempt("become another system", |_| attempts::personality(), CALL, CALL),
+    attempt(
+        "use performance counters",
+        |_| attempts::performance_counter(),
+        CALL,
+        CALL,
+    ),
+    attempt(
+        "become another system",
+        |_| attempts::personality(),
+        CALL,
+        CALL,
+    ),
     attempt(
         "hold up the kernel by userfaultfd",
         |_| attempts::kernel_faults(),
@@ -410,7 +519,11 @@ fn read_all(path: &Path) -> io::Result<()> {
 }
 
 fn write(path: &Path) -> io::Result<()> {
-    OpenOptions::new().read(true).write(true).open(path).map(drop)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map(drop)
 }
 
 fn write_only(path: &Path) -> io::Result<()> {
@@ -430,7 +543,11 @@ fn link(path: &Path) -> io::Result<()> {
 
 fn make(name: &str, mode: u32) -> io::Result<()> {
     let mut open = OpenOptions::new();
-    open.write(true).create_new(true).mode(mode).open(name).map(drop)
+    open.write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(name)
+        .map(drop)
 }
 
 fn mode(path: &Path, mode: u32) -> io::Result<()> {

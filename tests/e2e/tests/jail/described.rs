@@ -96,7 +96,10 @@ pub(crate) fn table_is_written_down() {
         std::fs::write(path, expected).unwrap();
         return;
     }
-    assert!(text == expected, "SECURITY.md differs: run this test with PANDO_BLESS=1");
+    assert!(
+        text == expected,
+        "SECURITY.md differs: run this test with PANDO_BLESS=1"
+    );
 }
 
 fn table() -> String {
@@ -111,7 +114,9 @@ fn table() -> String {
 
 fn cell(stop: Stop) -> String {
     let list = |layers: &[Layer]| {
-        let names = layers.iter().map(|layer| layer.name().trim_start_matches("landlock-"));
+        let names = layers
+            .iter()
+            .map(|layer| layer.name().trim_start_matches("landlock-"));
         names.collect::<Vec<_>>().join(", ")
     };
     match stop {
@@ -119,7 +124,13 @@ fn cell(stop: Stop) -> String {
         Stop::Always => "the socket's kind".to_owned(),
         Stop::Pointless => "–".to_owned(),
         Stop::By { root, user: None } => format!("{}; a user: not being root", list(root)),
-        Stop::By { root, user: Some(user) } if root == user => list(root),
-        Stop::By { root, user: Some(user) } => format!("{}; a user: {}", list(root), list(user)),
+        Stop::By {
+            root,
+            user: Some(user),
+        } if root == user => list(root),
+        Stop::By {
+            root,
+            user: Some(user),
+        } => format!("{}; a user: {}", list(root), list(user)),
     }
 }

@@ -28,7 +28,12 @@ pub(crate) fn each_layer_stops_what_it_is_there_for(stage: &Stage, role: Role) {
     // An attempt that never gets through shows nothing when it is refused.
     for attempt in ATTEMPTS {
         let none = attempt.gets_through(role, stage.is_root(), Layers::NONE, &host);
-        assert_eq!(seen_through.contains(&attempt.name), none, "{role:?}: {}", attempt.name);
+        assert_eq!(
+            seen_through.contains(&attempt.name),
+            none,
+            "{role:?}: {}",
+            attempt.name
+        );
     }
 }
 
@@ -57,7 +62,10 @@ fn combinations(role: Role, root: bool) -> Vec<Layers> {
     let off = |layers: &mut dyn Iterator<Item = &Layer>| {
         layers.fold(Layers::ALL, |on, layer| on.without(*layer))
     };
-    for layers in ATTEMPTS.iter().filter_map(|attempt| attempt.layers(role, root)) {
+    for layers in ATTEMPTS
+        .iter()
+        .filter_map(|attempt| attempt.layers(role, root))
+    {
         add(off(&mut layers.iter()));
         for kept in layers {
             add(off(&mut layers.iter().filter(|layer| *layer != kept)));

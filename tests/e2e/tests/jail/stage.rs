@@ -125,7 +125,14 @@ impl Stage {
         let account = account.to_string();
         let mut command = Command::new("setpriv");
         command
-            .args(["--reuid", &account, "--regid", &account, "--clear-groups", "--"])
+            .args([
+                "--reuid",
+                &account,
+                "--regid",
+                &account,
+                "--clear-groups",
+                "--",
+            ])
             .arg(&self.program);
         command
     }
@@ -183,7 +190,12 @@ fn sealed_layer(world: &World) -> PathBuf {
         .flat_map(|files| files.flatten());
     files
         .map(|file| file.path())
-        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with("disk"))
+        .find(|path| {
+            path.file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with("disk")
+        })
         .expect("a snapshot has a disk layer")
 }
 
