@@ -17,7 +17,7 @@ use pando_sys::jail::{Layer, Layers, attempts};
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -145,25 +145,25 @@ fn shim() -> Result<()> {
     let targets = targets(&home.join(pando_store::SLOT))?;
     if targets.role == Role::Qemu {
         std::env::set_current_dir(&home)?;
-        return run_shim(home);
+        return run_shim(&home);
     }
     let mut report = try_everything(&targets);
     // Only now: attempts are made without other threads.
     std::env::set_current_dir(&home)?;
-    std::thread::spawn(move || run_shim(home).map_err(|error| error.to_string()));
+    std::thread::spawn(move || run_shim(&home).map_err(|error| error.to_string()));
     report.insert(OWN_VMM_MEMORY.to_owned(), Outcome::of(own_vmm()));
     fs::write(&targets.report, serde_json::to_vec(&report)?)?;
     Ok(())
 }
 
 /// What `pando shim` does.
-fn run_shim(home: PathBuf) -> Result<()> {
+fn run_shim(home: &Path) -> Result<()> {
     let listener = pando_sys::socket::take_inherited_listener(pando_shim::LISTENER_FD)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(1)
         .build()?;
-    Ok(runtime.block_on(pando_shim::run(&home, listener))?)
+    Ok(runtime.block_on(pando_shim::run(home, listener))?)
 }
 
 /// Reads the memory of the QEMU that was started in the meantime, as snapshots do.
