@@ -41,9 +41,7 @@ fn all(steps: &Steps, root: &Path, options: &Options) -> Result<()> {
     std::thread::scope(|scope| {
         let image = scope.spawn(|| match options.no_e2e {
             true => Ok(()),
-            false => {
-                quickstart::build_image(steps, false).and_then(|()| kvm::build_machine(steps))
-            }
+            false => quickstart::build_image(steps, false).and_then(|()| kvm::build_machine(steps)),
         });
         let checked = check(steps, root);
         let image = image
