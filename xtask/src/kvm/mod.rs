@@ -32,10 +32,13 @@ pub(crate) struct Options {
     /// Test this program instead of building `target/release/pando`
     #[arg(long, value_name = "FILE")]
     pando: Option<PathBuf>,
+    /// Give up after so long; for machines that have something else to do
+    #[arg(long, value_name = "MINUTES", default_value_t = DEADLINE_MINUTES)]
+    minutes: u64,
 }
 
-/// On two idle cores it is five minutes. Others may be busy; but what hangs is found out.
-const DEADLINE: Duration = Duration::from_secs(12 * 60);
+/// On two idle cores it is about six minutes; what hangs is found out.
+const DEADLINE_MINUTES: u64 = 12;
 
 /// Sets up, builds and tests.
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
@@ -49,7 +52,14 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
             artifacts::pando_path(root)
         }
     };
-    let result = build_machine(&steps).and_then(|()| test(&steps, root, &pando));
+    let result = build_machine(&steps).and_then(|()| {
+        test_until(
+            &steps,
+            root,
+            &pando,
+            Duration::from_secs(options.minutes * 60),
+        )
+    });
     if result.is_err() {
         eprintln!("full log: {}", steps.log_path().display());
     }
@@ -65,6 +75,15 @@ pub(crate) fn build_machine(steps: &Steps) -> Result<()> {
 
 /// Tests `pando`, where everything else has been made.
 pub(crate) fn test(steps: &Steps, root: &Path, pando: &Path) -> Result<()> {
+    test_until(
+        steps,
+        root,
+        pando,
+        Duration::from_secs(DEADLINE_MINUTES * 60),
+    )
+}
+
+fn test_until(steps: &Steps, root: &Path, pando: &Path, deadline: Duration) -> Result<()> {
     steps.step("tests with systemd, cgroups v2 and KVM", || {
         let script = std::fs::read_to_string(root.join(payload::SCRIPT))?;
         let claims = report::claims(&script);
@@ -73,7 +92,7 @@ pub(crate) fn test(steps: &Steps, root: &Path, pando: &Path) -> Result<()> {
         let payload = payload::build(steps, root, pando, &work)?;
         let host = payload::machine(steps)?;
         let console = work.join("console.log");
-        let told = machine::run(steps, &host, &payload, &console, DEADLINE)?;
+        let told = machine::run(steps, &host, &payload, &console, deadline)?;
         let outcome = report::outcome(&claims, &told);
         println!("{}", outcome.table);
         if !outcome.failures.is_empty() {
