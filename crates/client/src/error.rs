@@ -49,6 +49,8 @@ pub struct ApiRefusal {
     pub message: String,
     /// What can be done about it.
     pub hint: Option<String>,
+    /// The process that runs on, where the daemon's end cut off its call.
+    pub process_id: Option<String>,
     /// Names the request in the daemon's log.
     pub request_id: String,
     /// After so many seconds the same request may succeed.
@@ -78,6 +80,7 @@ impl ClientError {
             code: body.code,
             message: body.message,
             hint: body.hint,
+            process_id: body.process_id,
             request_id: body.request_id,
             retry_after_s: None,
         }))
