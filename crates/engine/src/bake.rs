@@ -202,7 +202,7 @@ impl Bakery {
             bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             slot: None,
             preload: self.starter.preload.clone(),
-            jail: self.starter.jail,
+            loosened: self.starter.loosened(),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::{EngineError, keys};
 use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
 use pando_store::{Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified};
+use pando_sys::jail::Layers;
 use pando_types::SandboxState;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -56,8 +57,6 @@ pub struct EngineConfig {
     pub dns: Vec<std::net::SocketAddr>,
     /// How ports of sandboxes are offered.
     pub ports: PortsConfig,
-    /// Whether jails are put on; `false` is for tests of what a jail keeps out.
-    pub jail: bool,
 }
 
 /// Why the engine cannot be opened.
@@ -447,7 +446,7 @@ impl Inner {
             program,
             qemu: config.qemu.clone(),
             preload,
-            jail: config.jail,
+            jail: Layers::ALL,
         };
         let bakery = Bakery {
             host: Arc::clone(&host),

@@ -28,6 +28,7 @@ mod shims;
 mod snapshots;
 mod source;
 mod spawn;
+pub mod stand_in;
 mod template;
 mod usage;
 

@@ -5,6 +5,8 @@ use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
 use pando_store::{SandboxDir, read_untrusted};
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
+use pando_sys::jail::seccomp::Program;
+use pando_sys::jail::{Layer, Layers};
 use pando_sys::readiness::Readiness;
 use pando_sys::spawn::{Child, Identity, Limit, Spawn};
 use pando_wire::shim::{ClaimRequest, ReadyRequest, ReadyResponse, State};
@@ -33,8 +35,8 @@ pub(crate) struct ShimStarter {
     pub(crate) qemu: PathBuf,
     /// The library for the VMM with which the kernel tracks what a VM writes.
     pub(crate) preload: Option<PathBuf>,
-    /// Whether jails are put on.
-    pub(crate) jail: bool,
+    /// What is put on: all layers, but where a test shows what one of them stops.
+    pub(crate) jail: Layers,
 }
 
 /// A shim that runs.
@@ -63,6 +65,7 @@ impl ShimStarter {
         spec: &ShimSpec,
         identity: Option<Identity>,
     ) -> Result<Shim, EngineError> {
+        let identity = identity.filter(|_| self.jail.has(Layer::Account));
         let failed = |what: &str, error: &dyn std::error::Error| {
             EngineError::SpawnFailed(format!("{what}: {error}"))
         };
@@ -127,9 +130,11 @@ impl ShimStarter {
         if let Some(identity) = identity {
             spawn = spawn.identity(identity);
         }
-        if self.jail {
-            spawn = spawn.landlock(self.ruleset(dir).map_err(|error| failed(&error))?);
+        if self.jail.has(Layer::Seccomp) {
+            spawn = spawn.seccomp(Program::shim().map_err(|error| failed(&error))?);
         }
+        let ruleset = self.ruleset(dir).map_err(|error| failed(&error))?;
+        let spawn = spawn.layers(self.jail).landlock(ruleset);
         spawn.spawn().map_err(|error| failed(&error))
     }
 
@@ -172,7 +177,28 @@ impl ShimStarter {
         ] {
             policy = policy.allow_if_present(Path::new(path), Access::Read);
         }
-        Ruleset::new(&policy)
+        Ruleset::new(&policy, self.jail)
+    }
+
+    /// Names of what is around a shim, beside its account, which its VMM has too.
+    pub(crate) fn layers(&self) -> Vec<String> {
+        let landlock = Layer::landlock;
+        let present = |layer: &Layer| match landlock(*layer) {
+            // The account is named with its number.
+            0 => *layer != Layer::Account,
+            // TCP is left to it: it is the sandbox's way to the network.
+            version => version <= pando_sys::jail::landlock::abi() && *layer != Layer::NoTcp,
+        };
+        Layer::all()
+            .filter(|layer| self.jail.has(*layer) && present(layer))
+            .map(|layer| format!("shim-{}", layer.name()))
+            .collect()
+    }
+
+    /// Names of the layers that are left off.
+    pub(crate) fn loosened(&self) -> Vec<String> {
+        let off = self.jail.missing();
+        off.map(|layer| layer.name().to_owned()).collect()
     }
 }
 

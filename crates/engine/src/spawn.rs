@@ -310,6 +310,7 @@ impl Engine {
         identity: Option<Identity>,
     ) -> Result<String, EngineError> {
         let mut layers = ready.layers.clone();
+        layers.extend(self.inner.bakery.starter.layers());
         layers.extend(identity.map(|identity| format!("account {}", identity.uid)));
         self.isolation_json(layers)
     }

@@ -13,12 +13,13 @@ use crate::steps::Steps;
 use pando_net::{Gateway, GatewayConfig, GatewayHandle, GatewayLimits};
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
-use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
+use pando_vmm::{Channels, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
 use pando_wire::guest::{GuestClient, Resume};
 use pando_wire::process::ProcessClient;
 use pando_wire::shim::State;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -237,9 +238,7 @@ impl Machine {
         })
     }
 
-    fn config(
-        &self,
-    ) -> Result<(QemuConfig, (UnixStream, UnixStream), std::os::fd::OwnedFd), StartError> {
+    fn config(&self) -> Result<(QemuConfig, (UnixStream, UnixStream), OwnedFd), StartError> {
         let spec = &self.spec;
         let accelerator = match spec.accelerator.as_str() {
             "kvm" => Accelerator::Kvm,
@@ -250,8 +249,7 @@ impl Machine {
             .map_err(|error| StartError::Spec(error.to_string()))?;
         let (ctl, ctl_vmm) = stream_pair()?;
         let (data, data_vmm) = stream_pair()?;
-        let (nic, nic_vmm) =
-            std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
+        let (nic, nic_vmm) = card_pair()?;
         // The VMM's end is its own to fill; where the host allows less, it waits more often.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&nic_vmm, NIC_BUFFER_BYTES);
         let slot = self.slot();
@@ -266,25 +264,19 @@ impl Machine {
             channels: Channels {
                 ctl: ctl_vmm,
                 data: data_vmm,
-                nic: nic_vmm.into(),
+                nic: nic_vmm,
             },
             slot,
             console: self.dir.join(pando_store::SHIM).join("console.log"),
-            jail: if spec.jail {
-                Jail::Strict { identity: None }
-            } else {
-                Jail::Off {
-                    reason: "the spec says so",
-                }
-            },
+            jail: spec.jail().map_err(StartError::Spec)?,
             preload: spec.preload.clone(),
             tb_size_mib: TB_SIZE_MIB,
         };
-        Ok((config, (ctl, data), nic.into()))
+        Ok((config, (ctl, data), nic))
     }
 
     /// Starts the gateway at this process's end of the network card.
-    fn gateway_of(&self, card: std::os::fd::OwnedFd) -> Result<GatewayHandle, StartError> {
+    fn gateway_of(&self, card: OwnedFd) -> Result<GatewayHandle, StartError> {
         let network = self.spec.network.as_ref();
         let policy = network.map_or_else(|| Ok(network::nothing()), network::policy_of)?;
         let config = GatewayConfig {
@@ -424,7 +416,16 @@ pub(crate) fn make_overlay(path: &Path) -> std::io::Result<()> {
     qcow2::create(path, limits::DISK_GIB << 30)
 }
 
-fn stream_pair() -> Result<(UnixStream, std::os::fd::OwnedFd), StartError> {
+/// The network card's pair, of packets in order. A socket for datagrams would take an address
+/// with each of them, and so send to any such socket of the host that may be written to.
+fn card_pair() -> Result<(OwnedFd, OwnedFd), StartError> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    pair.map_err(|error| StartError::Socket(error.into()))
+}
+
+fn stream_pair() -> Result<(UnixStream, OwnedFd), StartError> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(StartError::Socket)?;
     ours.set_nonblocking(true).map_err(StartError::Socket)?;
     let ours = UnixStream::from_std(ours).map_err(StartError::Socket)?;

@@ -1,5 +1,6 @@
 //! What the daemon tells a shim to run: `spec.json` in the sandbox's directory.
 
+use pando_sys::jail::{Layer, Layers};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -137,6 +138,23 @@ pub struct ShimSpec {
     pub slot: Option<Slot>,
     /// The library for QEMU with which the kernel tracks what the VM writes.
     pub preload: Option<PathBuf>,
-    /// Whether the jails are put on; `false` only where a test takes one off.
-    pub jail: bool,
+    /// Names of the jail's layers that are left off: none, but where a test shows what one
+    /// of them stops.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loosened: Vec<String>,
+}
+
+impl ShimSpec {
+    /// What confines the VMM.
+    ///
+    /// # Errors
+    /// Names what is no layer.
+    pub fn jail(&self) -> Result<Layers, String> {
+        let off = self.loosened.iter().map(|name| {
+            let layer = Layer::named(name);
+            layer.ok_or_else(|| format!("a jail has no layer `{name}`"))
+        });
+        off.into_iter()
+            .try_fold(Layers::ALL, |layers, off| Ok(layers.without(off?)))
+    }
 }

@@ -8,6 +8,7 @@ mod df;
 mod doctor;
 mod events;
 mod exec;
+mod jail;
 mod logs;
 mod net;
 mod port;

@@ -85,6 +85,9 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let engine = open_engine(engine_config(config)?).await?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
+    if let Some(why) = super::jail::below_floor() {
+        tracing::warn!("{why}; `pando doctor` says more");
+    }
     if !in_background {
         // For whoever asked for port 0: the one line on stdout.
         output::line(&format!("http://{address}"));
@@ -158,7 +161,6 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
-        jail: true,
     })
 }
 
@@ -412,14 +414,7 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
         }
         Err(error) => checks.push(Check::new("qemu", Outcome::Failed, error.to_string())),
     }
-    checks.push(match pando_sys::jail::landlock::abi() {
-        0 => Check::new(
-            "landlock",
-            Outcome::Warning,
-            "this kernel has none: QEMU is confined by seccomp and its account alone",
-        ),
-        abi => Check::new("landlock", Outcome::Ok, format!("version {abi}")),
-    });
+    checks.extend(super::jail::checks());
     checks.push(check_ports(config));
     checks.push(match agent::agent() {
         Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),

@@ -3,11 +3,15 @@
 //! Other threads of the parent may have held any lock at the fork, so nothing
 //! here allocates, locks or unwinds: raw system calls on memory laid out before.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use seccompiler::sock_filter;
+
 use super::Identity;
+use crate::jail::seccomp::set_own_pid;
 
 /// Everything the child touches, laid out by the parent.
 pub(super) struct Layout<'a> {
@@ -23,7 +27,9 @@ pub(super) struct Layout<'a> {
     pub(super) parent_pid: i32,
     pub(super) identity: Option<Identity>,
     pub(super) landlock: Option<RawFd>,
-    pub(super) seccomp: Option<&'a [seccompiler::sock_filter]>,
+    pub(super) seccomp: Option<&'a [Cell<sock_filter>]>,
+    /// Whether the child may gain privileges by an exec.
+    pub(super) keeps_privileges: bool,
     pub(super) report: RawFd,
 }
 
@@ -112,7 +118,9 @@ fn prepare_and_exec(layout: &Layout<'_>) -> Result<std::convert::Infallible, Fai
     if let Some(signal) = layout.death_signal {
         tie_to_parent(signal, layout.parent_pid)?;
     }
-    prctl(Step::NoNewPrivileges, libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    if !layout.keeps_privileges {
+        prctl(Step::NoNewPrivileges, libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    }
     if let Some(ruleset) = layout.landlock {
         // SAFETY: a descriptor number and flags; no memory is passed.
         let result = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) };
@@ -212,9 +220,12 @@ fn tie_to_parent(signal: i32, parent_pid: i32) -> Result<(), Failed> {
     Ok(())
 }
 
-fn install_filter(program: &[seccompiler::sock_filter]) -> Result<(), Failed> {
+fn install_filter(program: &[Cell<sock_filter>]) -> Result<(), Failed> {
+    // SAFETY: takes no argument.
+    set_own_pid(program, unsafe { libc::getpid() }.unsigned_abs());
     let filter = libc::sock_fprog {
         len: program.len() as libc::c_ushort,
+        // A `Cell` is laid out as what is in it.
         filter: program.as_ptr().cast_mut().cast(),
     };
     // SAFETY: `filter` points to `len` instructions (the length was checked when

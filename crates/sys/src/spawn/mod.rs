@@ -25,8 +25,10 @@ use std::path::{Path, PathBuf};
 
 pub use exit::{Child, ChildExit};
 
-use crate::jail::{landlock::Ruleset, seccomp::Program};
+use crate::jail::{Layer, Layers, landlock::Ruleset, seccomp::Program};
 use child::{Layout, Step};
+use seccompiler::sock_filter;
+use std::cell::Cell;
 
 /// Highest descriptor number a child may be given. Far more than any VMM
 /// needs, and low enough that the copies made above it stay below the common
@@ -94,6 +96,7 @@ pub struct Spawn {
     limits: Vec<Limit>,
     landlock: Option<Ruleset>,
     seccomp: Option<Program>,
+    layers: Layers,
 }
 
 impl Spawn {
@@ -111,7 +114,15 @@ impl Spawn {
             limits: Vec::new(),
             landlock: None,
             seccomp: None,
+            layers: Layers::ALL,
         }
+    }
+
+    /// Of `no_new_privs` and the limits, keeps what is among these layers. Without this both
+    /// are there: only a test of what they stop has a reason to take one off.
+    pub fn layers(mut self, layers: Layers) -> Self {
+        self.layers = layers;
+        self
     }
 
     /// Adds an argument.
@@ -227,6 +238,8 @@ struct Prepared {
     /// Numbers below the highest target that the child must not have.
     gaps: Vec<RawFd>,
     limits: Vec<(libc::__rlimit_resource_t, libc::rlimit)>,
+    /// The child changes it, in its own copy of this memory.
+    seccomp: Option<Vec<Cell<sock_filter>>>,
 }
 
 impl Prepared {
@@ -251,7 +264,12 @@ impl Prepared {
                 .transpose()?,
             copies,
             gaps,
-            limits: rlimits(&spawn.limits),
+            limits: if spawn.layers.has(Layer::Limits) {
+                rlimits(&spawn.limits)
+            } else {
+                Vec::new()
+            },
+            seccomp: spawn.seccomp.as_ref().map(Program::instructions),
         })
     }
 
@@ -269,7 +287,8 @@ impl Prepared {
             parent_pid: rustix::process::getpid().as_raw_nonzero().get(),
             identity: spawn.identity,
             landlock: spawn.landlock.as_ref().and_then(Ruleset::raw_fd),
-            seccomp: spawn.seccomp.as_ref().map(Program::instructions),
+            seccomp: self.seccomp.as_deref(),
+            keeps_privileges: !spawn.layers.has(Layer::NoNewPrivileges),
             report,
         }
     }
