@@ -48,7 +48,8 @@ fn an_idle_one_goes_too_and_a_stopped_one(world: &World) {
     let idle = make(world, &json!({ "idle_timeout_s": 1 }));
     let stopped = make(world, &json!({ "timeout_s": 600 }));
     let kept = make(world, &json!({ "timeout_s": 600, "on_timeout": "pause" }));
-    for id in [&stopped, &kept] {
+    // The one that is to be left alone is due first.
+    for id in [&kept, &stopped] {
         world.ok(["stop", id]);
         change(world, id, &json!({ "timeout_s": 1 }));
     }
