@@ -68,7 +68,7 @@ fn an_idle_one_goes_too_and_a_stopped_one(world: &World) {
 #[test]
 fn a_timeout_is_extended_taken_away_and_begun_anew_by_a_resume() {
     let world = World::start();
-    let id = make(&world, &json!({ "timeout_s": 2, "on_timeout": "pause" }));
+    let id = make(&world, &json!({ "timeout_s": 60, "on_timeout": "pause" }));
     world.sh(&id, "echo kept > /dev/shm/kept");
     let snapshot = text(&world.api().snapshot(&id, &json!({})).json(), "id");
     let longer = change(&world, &id, &json!({ "timeout_s": 600 }));
