@@ -15,7 +15,11 @@ fn packaging(file: &str) -> PathBuf {
 fn names(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words
-        .filter(|word| ["pando_", "process_"].iter().any(|start| word.starts_with(start)))
+        .filter(|word| {
+            ["pando_", "process_"]
+                .iter()
+                .any(|start| word.starts_with(start))
+        })
         .map(ToOwned::to_owned)
         .collect()
 }
@@ -79,7 +83,26 @@ fn the_board_is_sound_json_with_a_query_in_each_panel() {
         let right = place["x"].as_u64().unwrap() + place["w"].as_u64().unwrap();
         assert!(right <= 24, "{panel}");
         for target in panel["targets"].as_array().unwrap() {
-            assert!(target["expr"].as_str().unwrap().contains("$instance"), "{panel}");
+            assert!(
+                target["expr"].as_str().unwrap().contains("$instance"),
+                "{panel}"
+            );
         }
     }
+}
+
+#[test]
+fn doctor_says_whether_sandboxes_have_control_groups_of_their_own() {
+    let world = World::with(Options {
+        without_template: true,
+        ..Options::default()
+    });
+    // A daemon that no service manager started has none, whatever the host is.
+    let doctor = world.run(["doctor"]).stdout;
+    let found = doctor.lines().find(|line| line.contains(" cgroups: "));
+    let found = found.expect("a line about control groups");
+    assert!(
+        found.starts_with("warning") && found.contains("not delegated"),
+        "{found}"
+    );
 }
