@@ -90,3 +90,19 @@ fn the_board_is_sound_json_with_a_query_in_each_panel() {
         }
     }
 }
+
+#[test]
+fn doctor_says_whether_sandboxes_have_control_groups_of_their_own() {
+    let world = World::with(Options {
+        without_template: true,
+        ..Options::default()
+    });
+    // A daemon that no service manager started has none, whatever the host is.
+    let doctor = world.run(["doctor"]).stdout;
+    let found = doctor.lines().find(|line| line.contains(" cgroups: "));
+    let found = found.expect("a line about control groups");
+    assert!(
+        found.starts_with("warning") && found.contains("not delegated"),
+        "{found}"
+    );
+}
