@@ -2,7 +2,7 @@
 
 use crate::chain::Chain;
 use crate::error_chain::error_chain;
-use crate::failure;
+use crate::failure::{self, OomKills};
 use crate::network;
 use crate::ports::Ports;
 use crate::processes::Processes;
@@ -131,6 +131,7 @@ impl Machine {
 
     /// Brings the VM up and follows it to its end.
     pub(crate) async fn run(self: Arc<Self>) {
+        let oom_kills = OomKills::so_far();
         let running = match self.start().await {
             Ok(running) => running,
             Err(error) => {
@@ -145,7 +146,7 @@ impl Machine {
             exit = running.qemu.exited() => exit,
             () = stalls => running.qemu.exited().await,
         };
-        let (state, cause) = failure::judge(&exit);
+        let (state, cause) = failure::judge(&exit, oom_kills);
         self.set(state, cause);
     }
 
@@ -409,7 +410,7 @@ pub(crate) async fn unless_ended<R, E: Into<StartError>>(
 ) -> Result<R, StartError> {
     tokio::select! {
         done = work => done.map_err(Into::into),
-        exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
+        exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit, OomKills::UNKNOWN).1)),
         () = until_no_space(qemu) => Err(StartError::NoSpace),
     }
 }

@@ -168,9 +168,7 @@ impl Machine {
                     argv: argv.clone(),
                     ..shim::Command::default()
                 };
-                let ran = processes
-                    .exec(command, Vec::new(), WARM_UP_OUTPUT_BYTES)
-                    .await;
+                let ran = processes.exec(command, WARM_UP_OUTPUT_BYTES).await;
                 match ran {
                     Ok(ran) if ran.exit.exit_code == Some(0) => {}
                     Ok(ran) => {

@@ -3463,6 +3463,16 @@ pub struct ExecRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u64"
     )]
     pub output_limit_bytes: u64,
+    /// Names the request, for who asks again; empty: it is a new one each time.
+    ///
+    /// Field 4: `request_id`
+    #[serde(
+        rename = "requestId",
+        alias = "request_id",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub request_id: ::buffa::alloc::string::String,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -3473,6 +3483,7 @@ impl ::core::fmt::Debug for ExecRequest {
             .field("command", &self.command)
             .field("stdin", &self.stdin)
             .field("output_limit_bytes", &self.output_limit_bytes)
+            .field("request_id", &self.request_id)
             .finish()
     }
 }
@@ -3519,6 +3530,9 @@ impl ::buffa::Message for ExecRequest {
                 += 1u64
                     + ::buffa::types::uint64_encoded_len(self.output_limit_bytes) as u64;
         }
+        if !self.request_id.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.request_id) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -3542,6 +3556,9 @@ impl ::buffa::Message for ExecRequest {
         }
         if self.output_limit_bytes != 0u64 {
             ::buffa::types::put_uint64_field(3u32, self.output_limit_bytes, buf);
+        }
+        if !self.request_id.is_empty() {
+            ::buffa::types::put_string_field(4u32, &self.request_id, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -3581,6 +3598,13 @@ impl ::buffa::Message for ExecRequest {
                 )?;
                 self.output_limit_bytes = ::buffa::types::decode_uint64(buf)?;
             }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.request_id, buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -3592,6 +3616,7 @@ impl ::buffa::Message for ExecRequest {
         self.command = ::buffa::MessageField::none();
         self.stdin.clear();
         self.output_limit_bytes = 0u64;
+        self.request_id.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -3624,6 +3649,265 @@ pub const __EXEC_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buff
     from_json: ::buffa::type_registry::any_from_json::<ExecRequest>,
     is_wkt: false,
 };
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize)]
+#[serde(default)]
+pub struct RunResponse {
+    #[serde(flatten)]
+    pub event: ::core::option::Option<__buffa::oneof::run_response::Event>,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for RunResponse {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("RunResponse").field("event", &self.event).finish()
+    }
+}
+impl RunResponse {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.RunResponse";
+}
+::buffa::impl_default_instance!(RunResponse);
+impl ::buffa::MessageName for RunResponse {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "RunResponse";
+    const FULL_NAME: &'static str = "pando.shim.v1.RunResponse";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.RunResponse";
+}
+impl ::buffa::Message for RunResponse {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, __cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if let ::core::option::Option::Some(ref v) = self.event {
+            match v {
+                __buffa::oneof::run_response::Event::ProcessId(x) => {
+                    size += 1u64 + ::buffa::types::string_encoded_len(x) as u64;
+                }
+                __buffa::oneof::run_response::Event::Result(x) => {
+                    let __slot = __cache.reserve();
+                    let inner = x.compute_size(__cache);
+                    __cache.set(__slot, inner);
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(inner as u64) as u64
+                            + inner as u64;
+                }
+            }
+        }
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        __cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if let ::core::option::Option::Some(ref v) = self.event {
+            match v {
+                __buffa::oneof::run_response::Event::ProcessId(x) => {
+                    ::buffa::types::put_string_field(1u32, x, buf);
+                }
+                __buffa::oneof::run_response::Event::Result(x) => {
+                    ::buffa::types::put_len_delimited_header(
+                        2u32,
+                        u64::from(__cache.consume_next()),
+                        buf,
+                    );
+                    x.write_to(__cache, buf);
+                }
+            }
+        }
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                self.event = ::core::option::Option::Some(
+                    __buffa::oneof::run_response::Event::ProcessId(
+                        ::buffa::types::decode_string(buf)?,
+                    ),
+                );
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                if let ::core::option::Option::Some(
+                    __buffa::oneof::run_response::Event::Result(ref mut existing),
+                ) = self.event
+                {
+                    ::buffa::Message::merge_length_delimited(&mut **existing, buf, ctx)?;
+                } else {
+                    let mut val = ::core::default::Default::default();
+                    ::buffa::Message::merge_length_delimited(&mut val, buf, ctx)?;
+                    self.event = ::core::option::Option::Some(
+                        __buffa::oneof::run_response::Event::Result(
+                            ::buffa::alloc::boxed::Box::new(val),
+                        ),
+                    );
+                }
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.event = ::core::option::Option::None;
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for RunResponse {
+    const PROTO_FQN: &'static str = "pando.shim.v1.RunResponse";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl<'de> ::serde::Deserialize<'de> for RunResponse {
+    fn deserialize<D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        struct _V;
+        impl<'de> ::serde::de::Visitor<'de> for _V {
+            type Value = RunResponse;
+            fn expecting(
+                &self,
+                f: &mut ::core::fmt::Formatter<'_>,
+            ) -> ::core::fmt::Result {
+                f.write_str("struct RunResponse")
+            }
+            #[allow(clippy::field_reassign_with_default)]
+            fn visit_map<A: ::serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> ::core::result::Result<RunResponse, A::Error> {
+                let mut __oneof_event: ::core::option::Option<
+                    __buffa::oneof::run_response::Event,
+                > = None;
+                while let Some(key) = map.next_key::<::buffa::alloc::string::String>()? {
+                    match key.as_str() {
+                        "processId" | "process_id" => {
+                            let v: ::core::option::Option<
+                                ::buffa::alloc::string::String,
+                            > = map
+                                .next_value_seed(
+                                    ::buffa::json_helpers::NullableDeserializeSeed(
+                                        ::buffa::json_helpers::DefaultDeserializeSeed::<
+                                            ::buffa::alloc::string::String,
+                                        >::new(),
+                                    ),
+                                )?;
+                            if let Some(v) = v {
+                                if __oneof_event.is_some() {
+                                    return Err(
+                                        ::serde::de::Error::custom(
+                                            "multiple oneof fields set for 'event'",
+                                        ),
+                                    );
+                                }
+                                __oneof_event = Some(
+                                    __buffa::oneof::run_response::Event::ProcessId(v),
+                                );
+                            }
+                        }
+                        "result" => {
+                            let v: ::core::option::Option<ExecResponse> = map
+                                .next_value_seed(
+                                    ::buffa::json_helpers::NullableDeserializeSeed(
+                                        ::buffa::json_helpers::DefaultDeserializeSeed::<
+                                            ExecResponse,
+                                        >::new(),
+                                    ),
+                                )?;
+                            if let Some(v) = v {
+                                if __oneof_event.is_some() {
+                                    return Err(
+                                        ::serde::de::Error::custom(
+                                            "multiple oneof fields set for 'event'",
+                                        ),
+                                    );
+                                }
+                                __oneof_event = Some(
+                                    __buffa::oneof::run_response::Event::Result(
+                                        ::buffa::alloc::boxed::Box::new(v),
+                                    ),
+                                );
+                            }
+                        }
+                        _ => {
+                            map.next_value::<::serde::de::IgnoredAny>()?;
+                        }
+                    }
+                }
+                let mut __r = <RunResponse as ::core::default::Default>::default();
+                __r.event = __oneof_event;
+                Ok(__r)
+            }
+        }
+        d.deserialize_map(_V)
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for RunResponse {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __RUN_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.RunResponse",
+    to_json: ::buffa::type_registry::any_to_json::<RunResponse>,
+    from_json: ::buffa::type_registry::any_from_json::<RunResponse>,
+    is_wkt: false,
+};
+pub mod run_response {
+    #[allow(unused_imports)]
+    use super::*;
+    #[doc(inline)]
+    pub use super::__buffa::oneof::run_response::Event;
+    #[doc(inline)]
+    pub use super::__buffa::view::oneof::run_response::Event as EventView;
+}
 #[derive(Clone, PartialEq, Default)]
 #[derive(::serde::Serialize, ::serde::Deserialize)]
 #[serde(default)]
@@ -4246,6 +4530,17 @@ pub struct StartProcessRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
     )]
     pub stdin: bool,
+    /// Names the request, for who asks again: the process that it started is the answer.
+    /// Empty: it is a new one each time.
+    ///
+    /// Field 4: `request_id`
+    #[serde(
+        rename = "requestId",
+        alias = "request_id",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub request_id: ::buffa::alloc::string::String,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -4256,6 +4551,7 @@ impl ::core::fmt::Debug for StartProcessRequest {
             .field("command", &self.command)
             .field("tty", &self.tty)
             .field("stdin", &self.stdin)
+            .field("request_id", &self.request_id)
             .finish()
     }
 }
@@ -4305,6 +4601,9 @@ impl ::buffa::Message for StartProcessRequest {
         if self.stdin {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
+        if !self.request_id.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.request_id) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -4333,6 +4632,9 @@ impl ::buffa::Message for StartProcessRequest {
         }
         if self.stdin {
             ::buffa::types::put_bool_field(3u32, self.stdin, buf);
+        }
+        if !self.request_id.is_empty() {
+            ::buffa::types::put_string_field(4u32, &self.request_id, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -4376,6 +4678,13 @@ impl ::buffa::Message for StartProcessRequest {
                 )?;
                 self.stdin = ::buffa::types::decode_bool(buf)?;
             }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.request_id, buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -4387,6 +4696,7 @@ impl ::buffa::Message for StartProcessRequest {
         self.command = ::buffa::MessageField::none();
         self.tty = ::buffa::MessageField::none();
         self.stdin = false;
+        self.request_id.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -14906,6 +15216,10 @@ pub mod __buffa {
             ///
             /// Field 3: `output_limit_bytes`
             pub output_limit_bytes: u64,
+            /// Names the request, for who asks again; empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            pub request_id: &'a str,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ExecRequestView<'a> {
@@ -14985,6 +15299,13 @@ pub mod __buffa {
                             &mut cur,
                         )?;
                     }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.request_id = ::buffa::types::borrow_str(&mut cur)?;
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -15025,6 +15346,7 @@ pub mod __buffa {
                     },
                     stdin: (self.stdin).to_vec(),
                     output_limit_bytes: self.output_limit_bytes,
+                    request_id: self.request_id.to_string(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -15056,6 +15378,12 @@ pub mod __buffa {
                             + ::buffa::types::uint64_encoded_len(self.output_limit_bytes)
                                 as u64;
                 }
+                if !self.request_id.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.request_id)
+                                as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -15080,6 +15408,9 @@ pub mod __buffa {
                 }
                 if self.output_limit_bytes != 0u64 {
                     ::buffa::types::put_uint64_field(3u32, self.output_limit_bytes, buf);
+                }
+                if !self.request_id.is_empty() {
+                    ::buffa::types::put_string_field(4u32, &self.request_id, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -15122,6 +15453,9 @@ pub mod __buffa {
                             "outputLimitBytes",
                             &::buffa::json_helpers::ProtoJson(&self.output_limit_bytes),
                         )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.request_id) {
+                    __map.serialize_entry("requestId", self.request_id)?;
                 }
                 __map.end()
             }
@@ -15237,6 +15571,13 @@ pub mod __buffa {
             pub fn output_limit_bytes(&self) -> u64 {
                 self.0.reborrow().output_limit_bytes
             }
+            /// Names the request, for who asks again; empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            #[must_use]
+            pub fn request_id(&self) -> &'_ str {
+                self.0.reborrow().request_id
+            }
         }
         impl ::core::convert::From<::buffa::OwnedView<ExecRequestView<'static>>>
         for ExecRequestOwnedView {
@@ -15261,6 +15602,376 @@ pub mod __buffa {
             type ViewHandle = ExecRequestOwnedView;
         }
         impl ::serde::Serialize for ExecRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct RunResponseView<'a> {
+            pub event: ::core::option::Option<
+                super::super::__buffa::view::oneof::run_response::Event<'a>,
+            >,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for RunResponseView<'a> {
+            type Owned = super::super::RunResponse;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.event = Some(
+                            super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                                ::buffa::types::borrow_str(&mut cur)?,
+                            ),
+                        );
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let __sub_ctx = ctx.descend()?;
+                        let sub = ::buffa::types::borrow_bytes(&mut cur)?;
+                        if let Some(
+                            super::super::__buffa::view::oneof::run_response::Event::Result(
+                                ref mut existing,
+                            ),
+                        ) = view.event
+                        {
+                            ::buffa::MessageView::merge_into_view(
+                                &mut **existing,
+                                sub,
+                                __sub_ctx,
+                            )?;
+                        } else {
+                            view.event = Some(
+                                super::super::__buffa::view::oneof::run_response::Event::Result(
+                                    ::buffa::alloc::boxed::Box::new(
+                                        <super::super::__buffa::view::ExecResponseView as ::buffa::MessageView>::decode_view_ctx(
+                                            sub,
+                                            __sub_ctx,
+                                        )?,
+                                    ),
+                                ),
+                            );
+                        }
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::RunResponse,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::RunResponse,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::RunResponse {
+                    event: match self.event.as_ref() {
+                        ::core::option::Option::Some(v) => {
+                            ::core::option::Option::Some(
+                                match v {
+                                    super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                                        v,
+                                    ) => {
+                                        super::super::__buffa::oneof::run_response::Event::ProcessId(
+                                            v.to_string(),
+                                        )
+                                    }
+                                    super::super::__buffa::view::oneof::run_response::Event::Result(
+                                        v,
+                                    ) => {
+                                        super::super::__buffa::oneof::run_response::Event::Result(
+                                            ::buffa::alloc::boxed::Box::new(
+                                                v.to_owned_from_source(__buffa_src)?,
+                                            ),
+                                        )
+                                    }
+                                },
+                            )
+                        }
+                        ::core::option::Option::None => ::core::option::Option::None,
+                    },
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for RunResponseView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, __cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if let ::core::option::Option::Some(ref v) = self.event {
+                    match v {
+                        super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                            x,
+                        ) => {
+                            size += 1u64 + ::buffa::types::string_encoded_len(x) as u64;
+                        }
+                        super::super::__buffa::view::oneof::run_response::Event::Result(
+                            x,
+                        ) => {
+                            let __slot = __cache.reserve();
+                            let inner = x.compute_size(__cache);
+                            __cache.set(__slot, inner);
+                            size
+                                += 1u64 + ::buffa::encoding::varint_len(inner as u64) as u64
+                                    + inner as u64;
+                        }
+                    }
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                __cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if let ::core::option::Option::Some(ref v) = self.event {
+                    match v {
+                        super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                            x,
+                        ) => {
+                            ::buffa::types::put_string_field(1u32, x, buf);
+                        }
+                        super::super::__buffa::view::oneof::run_response::Event::Result(
+                            x,
+                        ) => {
+                            ::buffa::types::put_len_delimited_header(
+                                2u32,
+                                u64::from(__cache.consume_next()),
+                                buf,
+                            );
+                            x.write_to(__cache, buf);
+                        }
+                    }
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for RunResponseView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if let ::core::option::Option::Some(ref __ov) = self.event {
+                    match __ov {
+                        super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                            v,
+                        ) => {
+                            __map.serialize_entry("processId", v)?;
+                        }
+                        super::super::__buffa::view::oneof::run_response::Event::Result(
+                            v,
+                        ) => {
+                            __map.serialize_entry("result", v)?;
+                        }
+                    }
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for RunResponseView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "RunResponse";
+            const FULL_NAME: &'static str = "pando.shim.v1.RunResponse";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.RunResponse";
+        }
+        ::buffa::impl_default_view_instance!(RunResponseView);
+        ::buffa::impl_view_reborrow!(RunResponseView);
+        /** Self-contained, `'static` owned view of a `RunResponse` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`RunResponseView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`RunResponseView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct RunResponseOwnedView(::buffa::OwnedView<RunResponseView<'static>>);
+        impl RunResponseOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    RunResponseOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    RunResponseOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::RunResponse,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    RunResponseOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`RunResponseView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &RunResponseView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::RunResponse {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// Oneof `event`.
+            #[must_use]
+            pub fn event(
+                &self,
+            ) -> ::core::option::Option<
+                &super::super::__buffa::view::oneof::run_response::Event<'_>,
+            > {
+                self.0.reborrow().event.as_ref()
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<RunResponseView<'static>>>
+        for RunResponseOwnedView {
+            fn from(inner: ::buffa::OwnedView<RunResponseView<'static>>) -> Self {
+                RunResponseOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<RunResponseOwnedView>
+        for ::buffa::OwnedView<RunResponseView<'static>> {
+            fn from(wrapper: RunResponseOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<RunResponseView<'static>>>
+        for RunResponseOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<RunResponseView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::RunResponse {
+            type View<'a> = RunResponseView<'a>;
+            type ViewHandle = RunResponseOwnedView;
+        }
+        impl ::serde::Serialize for RunResponseOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -16334,6 +17045,11 @@ pub mod __buffa {
             ///
             /// Field 3: `stdin`
             pub stdin: bool,
+            /// Names the request, for who asks again: the process that it started is the answer.
+            /// Empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            pub request_id: &'a str,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for StartProcessRequestView<'a> {
@@ -16429,6 +17145,13 @@ pub mod __buffa {
                         )?;
                         view.stdin = ::buffa::types::decode_bool(&mut cur)?;
                     }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.request_id = ::buffa::types::borrow_str(&mut cur)?;
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -16477,6 +17200,7 @@ pub mod __buffa {
                         None => ::buffa::MessageField::none(),
                     },
                     stdin: self.stdin,
+                    request_id: self.request_id.to_string(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -16510,6 +17234,12 @@ pub mod __buffa {
                 if self.stdin {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
+                if !self.request_id.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.request_id)
+                                as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -16539,6 +17269,9 @@ pub mod __buffa {
                 }
                 if self.stdin {
                     ::buffa::types::put_bool_field(3u32, self.stdin, buf);
+                }
+                if !self.request_id.is_empty() {
+                    ::buffa::types::put_string_field(4u32, &self.request_id, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -16573,6 +17306,9 @@ pub mod __buffa {
                 }
                 if self.stdin {
                     __map.serialize_entry("stdin", &self.stdin)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.request_id) {
+                    __map.serialize_entry("requestId", self.request_id)?;
                 }
                 __map.end()
             }
@@ -16695,6 +17431,14 @@ pub mod __buffa {
             #[must_use]
             pub fn stdin(&self) -> bool {
                 self.0.reborrow().stdin
+            }
+            /// Names the request, for who asks again: the process that it started is the answer.
+            /// Empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            #[must_use]
+            pub fn request_id(&self) -> &'_ str {
+                self.0.reborrow().request_id
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<StartProcessRequestView<'static>>>
@@ -24140,6 +24884,21 @@ pub mod __buffa {
         pub mod oneof {
             #[allow(unused_imports)]
             use super::*;
+            pub mod run_response {
+                #[allow(unused_imports)]
+                use super::*;
+                #[derive(Clone, Debug)]
+                pub enum Event<'a> {
+                    ProcessId(&'a str),
+                    Result(
+                        ::buffa::alloc::boxed::Box<
+                            super::super::super::super::__buffa::view::ExecResponseView<
+                                'a,
+                            >,
+                        >,
+                    ),
+                }
+            }
             pub mod attach_response {
                 #[allow(unused_imports)]
                 use super::*;
@@ -24186,6 +24945,45 @@ pub mod __buffa {
     pub mod oneof {
         #[allow(unused_imports)]
         use super::*;
+        pub mod run_response {
+            #[allow(unused_imports)]
+            use super::*;
+            #[derive(Clone, PartialEq, Debug)]
+            pub enum Event {
+                ProcessId(::buffa::alloc::string::String),
+                Result(::buffa::alloc::boxed::Box<super::super::super::ExecResponse>),
+            }
+            impl ::buffa::Oneof for Event {}
+            impl From<super::super::super::ExecResponse> for Event {
+                fn from(v: super::super::super::ExecResponse) -> Self {
+                    Self::Result(::buffa::alloc::boxed::Box::new(v))
+                }
+            }
+            impl From<super::super::super::ExecResponse>
+            for ::core::option::Option<Event> {
+                fn from(v: super::super::super::ExecResponse) -> Self {
+                    Self::Some(Event::from(v))
+                }
+            }
+            impl ::serde::Serialize for Event {
+                fn serialize<S: ::serde::Serializer>(
+                    &self,
+                    s: S,
+                ) -> ::core::result::Result<S::Ok, S::Error> {
+                    use ::serde::ser::SerializeMap;
+                    let mut map = s.serialize_map(Some(1))?;
+                    match self {
+                        Self::ProcessId(v) => {
+                            map.serialize_entry("processId", v)?;
+                        }
+                        Self::Result(v) => {
+                            map.serialize_entry("result", &**v)?;
+                        }
+                    }
+                    map.end()
+                }
+            }
+        }
         pub mod attach_response {
             #[allow(unused_imports)]
             use super::*;
@@ -24331,6 +25129,7 @@ pub mod __buffa {
         reg.register_json_any(super::__PING_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__COMMAND_JSON_ANY);
         reg.register_json_any(super::__EXEC_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__RUN_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__EXIT_JSON_ANY);
         reg.register_json_any(super::__EXEC_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__WINDOW_SIZE_JSON_ANY);
@@ -24436,6 +25235,10 @@ pub use self::__buffa::view::CommandOwnedView;
 pub use self::__buffa::view::ExecRequestView;
 #[doc(inline)]
 pub use self::__buffa::view::ExecRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::RunResponseView;
+#[doc(inline)]
+pub use self::__buffa::view::RunResponseOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::ExitView;
 #[doc(inline)]
@@ -24570,6 +25373,10 @@ pub type OwnedPingResponseView = ::buffa::view::OwnedView<
 ///Shorthand for `OwnedView<ExecRequestView<'static>>`.
 pub type OwnedExecRequestView = ::buffa::view::OwnedView<
     __buffa::view::ExecRequestView<'static>,
+>;
+///Shorthand for `OwnedView<RunResponseView<'static>>`.
+pub type OwnedRunResponseView = ::buffa::view::OwnedView<
+    __buffa::view::RunResponseView<'static>,
 >;
 ///Shorthand for `OwnedView<ExecResponseView<'static>>`.
 pub type OwnedExecResponseView = ::buffa::view::OwnedView<
@@ -24751,6 +25558,37 @@ impl ::connectrpc::Encodable<PingResponse> for __buffa::view::PingResponseView<'
 }
 impl ::connectrpc::Encodable<PingResponse>
 for ::buffa::view::OwnedView<__buffa::view::PingResponseView<'static>> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self.reborrow(), codec)
+    }
+    /// An `OwnedView` still holds the buffer it was decoded from, so
+    /// its large fields can be handed to the response body by
+    /// reference count instead of copied. The bare view impl above
+    /// cannot do this: it has borrows but no buffer to name.
+    fn encode_segments(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::connectrpc::EncodedBody, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body_segments(
+            self.reborrow(),
+            self.bytes(),
+            codec,
+        )
+    }
+}
+impl ::connectrpc::Encodable<RunResponse> for __buffa::view::RunResponseView<'_> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self, codec)
+    }
+}
+impl ::connectrpc::Encodable<RunResponse>
+for ::buffa::view::OwnedView<__buffa::view::RunResponseView<'static>> {
     fn encode(
         &self,
         codec: ::connectrpc::CodecFormat,
@@ -25241,6 +26079,12 @@ pub const SHIM_PING_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         ::connectrpc::StreamType::Unary,
     )
     .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
+/// Static [`Spec`](::connectrpc::Spec) for the `Run` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
+pub const SHIM_RUN_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
+        "/pando.shim.v1.Shim/Run",
+        ::connectrpc::StreamType::ServerStream,
+    )
+    .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
 /// Static [`Spec`](::connectrpc::Spec) for the `Exec` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
 pub const SHIM_EXEC_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         "/pando.shim.v1.Shim/Exec",
@@ -25449,7 +26293,27 @@ pub trait Shim: Send + Sync + 'static {
             impl ::connectrpc::Encodable<PingResponse> + Send + use<'a, Self>,
         >,
     > + Send;
-    /// Runs a process to its end and returns its output, bounded.
+    /// Runs a process to its end: says first which it is, then how it ended, with its output,
+    /// bounded. With a request id it runs once, however often it is asked for, and who asks
+    /// again is told the same.
+    ///
+    /// `request` is borrowed from the request body and is valid for the
+    /// duration of the call (until the response stream is returned);
+    /// message fields are read directly on it (zero-copy). Data the
+    /// returned stream needs must be copied out or converted via
+    /// `.to_owned_message()`.
+    fn run(
+        &self,
+        ctx: ::connectrpc::RequestContext,
+        request: ::connectrpc::ServiceRequest<'_, ExecRequest>,
+    ) -> impl ::std::future::Future<
+        Output = ::connectrpc::ServiceResult<
+            ::connectrpc::ServiceStream<
+                impl ::connectrpc::Encodable<RunResponse> + Send + use<Self>,
+            >,
+        >,
+    > + Send;
+    /// The same in one answer and without a request id, for daemons that do not know Run.
     ///
     /// `'a` lets the response body borrow from `&self` (e.g. server-resident state).
     ///
@@ -25830,6 +26694,32 @@ impl<S: Shim> ShimExt for S {
                 },
             )
             .with_spec(SHIM_PING_SPEC)
+            .route_view_server_stream::<
+                _,
+                _,
+                RunResponse,
+            >(
+                SHIM_SERVICE_NAME,
+                "Run",
+                ::connectrpc::view_streaming_handler_fn({
+                    let svc = ::std::sync::Arc::clone(&self);
+                    move |
+                        ctx,
+                        req: ::buffa::view::OwnedView<
+                            __buffa::view::ExecRequestView<'static>,
+                        >|
+                    {
+                        let svc = ::std::sync::Arc::clone(&svc);
+                        async move {
+                            let sreq = ::connectrpc::ServiceRequest::<
+                                ExecRequest,
+                            >::from_parts(req.reborrow(), req.bytes());
+                            svc.run(ctx, sreq).await
+                        }
+                    }
+                }),
+            )
+            .with_spec(SHIM_RUN_SPEC)
             .route_view(
                 SHIM_SERVICE_NAME,
                 "Exec",
@@ -26251,6 +27141,12 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                         .with_spec(SHIM_PING_SPEC),
                 )
             }
+            "Run" => {
+                Some(
+                    ::connectrpc::dispatcher::codegen::MethodDescriptor::server_streaming()
+                        .with_spec(SHIM_RUN_SPEC),
+                )
+            }
             "Exec" => {
                 Some(
                     ::connectrpc::dispatcher::codegen::MethodDescriptor::unary(false)
@@ -26633,6 +27529,30 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                     )
                 })
             }
+            "Run" => {
+                let svc = ::std::sync::Arc::clone(&self.inner);
+                Box::pin(async move {
+                    let body = ::connectrpc::dispatcher::codegen::request_proto_bytes::<
+                        ExecRequest,
+                    >(request, format)?;
+                    let req: __buffa::view::ExecRequestView<'_> = ::connectrpc::dispatcher::codegen::decode_borrowed_request_view(
+                        &body,
+                        ctx.decode_options(),
+                    )?;
+                    let req = ::connectrpc::ServiceRequest::<
+                        ExecRequest,
+                    >::from_parts(&req, &body);
+                    let resp = svc.run(ctx, req).await?;
+                    Ok(
+                        resp
+                            .map_body(|s| ::connectrpc::dispatcher::codegen::encode_response_stream::<
+                                RunResponse,
+                                _,
+                                _,
+                            >(s, format)),
+                    )
+                })
+            }
             "Attach" => {
                 let svc = ::std::sync::Arc::clone(&self.inner);
                 Box::pin(async move {
@@ -26923,6 +27843,41 @@ where
                 &self.transport,
                 &self.config,
                 SHIM_PING_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
+                request,
+                options,
+            )
+            .await
+    }
+    /// Call the Run RPC. Sends a request to /pando.shim.v1.Shim/Run.
+    pub async fn run(
+        &self,
+        request: ExecRequest,
+    ) -> Result<
+        ::connectrpc::client::ServerStream<
+            T::ResponseBody,
+            __buffa::view::RunResponseView<'static>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        self.run_with_options(request, ::connectrpc::client::CallOptions::default())
+            .await
+    }
+    /// Call the Run RPC with explicit per-call options. Options override [`ClientConfig`](::connectrpc::client::ClientConfig) defaults.
+    pub async fn run_with_options(
+        &self,
+        request: ExecRequest,
+        options: ::connectrpc::client::CallOptions,
+    ) -> Result<
+        ::connectrpc::client::ServerStream<
+            T::ResponseBody,
+            __buffa::view::RunResponseView<'static>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        ::connectrpc::client::call_server_stream(
+                &self.transport,
+                &self.config,
+                SHIM_RUN_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
                 request,
                 options,
             )
