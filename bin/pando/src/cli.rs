@@ -306,12 +306,15 @@ pub(crate) struct Exec {
     /// Leave it running and print its process id
     #[arg(short, long, conflicts_with_all = ["it", "tty"])]
     pub(crate) detach: bool,
+    /// Follow a process that was left running: its last MiB of output and all that comes
+    #[arg(long, value_name = "PROCESS", conflicts_with_all = ["detach", "it", "tty", "env", "workdir", "user", "timeout", "argv"])]
+    pub(crate) attach: Option<String>,
     /// The sandbox: id, a prefix of it, or name
     pub(crate) id: String,
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
-        required = true,
+        required_unless_present = "attach",
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
@@ -479,9 +482,15 @@ pub(crate) struct Events {
     /// Only events after this number
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) after: u64,
-    /// Go on as they happen
+    /// Go on as they happen, also under the next daemon
     #[arg(short, long)]
     pub(crate) follow: bool,
+    /// Only events of this sandbox
+    #[arg(long, value_name = "ID")]
+    pub(crate) sandbox: Option<String>,
+    /// Only events whose kind begins like this: `sandbox.`
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) kind: Option<String>,
 }
 
 /// `pando serve`.

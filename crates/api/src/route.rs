@@ -201,6 +201,24 @@ const LIMIT: Query = Query {
     kind: QueryKind::Number,
     meaning: "At most this many; 100 when left out, 1000 at most.",
 };
+const FOLLOW: Query = Query {
+    name: "follow",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "`true`: server-sent events, as with `Accept: text/event-stream`; they go on as things happen.",
+};
+const OF_SANDBOX: Query = Query {
+    name: "sandbox",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "Only events of this sandbox: its id, or the name of one that is there.",
+};
+const OF_KIND: Query = Query {
+    name: "kind",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "Only events whose kind begins like this, such as `sandbox.`.",
+};
 
 const LABEL: Query = Query {
     name: "label",
@@ -281,7 +299,7 @@ pub const ROUTES: &[Route] = {
         row(O::RemoveSnapshot, (Delete, "/v1/snapshots/{ref}"), &[], Empty, NoContent, "Remove a snapshot; what came from it is kept."),
         row(O::Tree, (Get, "/v1/tree"), &[], Empty, gives::<Tree>(200), "Your snapshots and sandboxes, as they came from one another."),
         row(O::DiskUsage, (Get, "/v1/df"), &[], Empty, gives::<DiskUsage>(200), "Where disk space has gone."),
-        row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT], Empty, gives::<EventList>(200), "Read the journal."),
+        row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT, FOLLOW, OF_SANDBOX, OF_KIND], Empty, gives::<EventList>(200), "Read the journal, or follow it as server-sent events."),
         row(O::ListTemplates, (Get, "/v1/templates"), &[], Empty, gives::<TemplateList>(200), "List the templates."),
         row(O::WarmTemplate, (Post, "/v1/templates/{name}/warm"), &[], takes::<WarmRequest>(), NoContent, "Bake a template at a size ahead of its first use."),
         row(O::ChangeTemplate, (Patch, "/v1/templates/{name}"), &[], takes::<ChangeRequest>(), gives::<Template>(200), "Change what a template's future sandboxes may reach."),

@@ -61,6 +61,9 @@ pub struct Sandbox {
     pub state: String,
     /// Why it is in this state, where there is more to say.
     pub state_reason: Option<String>,
+    /// Where it failed: the last lines of its console. Not in lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_console: Vec<String>,
     /// The template it was made from, or its first ancestor.
     pub template: String,
     /// The id of the snapshot that its state came from last: the one it was made from or went back to, or the last that was

@@ -49,6 +49,8 @@ pub struct ApiRefusal {
     pub message: String,
     /// What can be done about it.
     pub hint: Option<String>,
+    /// The process that runs on, where the daemon's end cut off its call.
+    pub process_id: Option<String>,
     /// Names the request in the daemon's log.
     pub request_id: String,
 }
@@ -76,6 +78,7 @@ impl ClientError {
             code: body.code,
             message: body.message,
             hint: body.hint,
+            process_id: body.process_id,
             request_id: body.request_id,
         }))
     }

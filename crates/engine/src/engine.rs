@@ -1,10 +1,14 @@
 //! The engine: opened once per daemon, then asked.
 
 use crate::bake::Bakery;
+use crate::ending::Ending;
+use crate::headroom::headroom;
 use crate::host::Host;
+use crate::journal::Journal;
+use crate::observe::{Observed, Operation};
 use crate::pool::{Pool, PoolConfig};
 use crate::ports::{Ports, PortsConfig};
-use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
+use crate::request::{Adoption, Caller, CreateSandbox, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
 use crate::snapshots::Kept;
@@ -18,11 +22,8 @@ use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
-
-/// Events in one answer, at most.
-const MAX_EVENTS: u32 = 1000;
 
 /// Where the engine keeps its things and what it uses.
 #[derive(Clone, Debug)]
@@ -102,6 +103,11 @@ pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) host: Arc<Host>,
     pub(crate) index: Index,
+    pub(crate) journal: Journal,
+    pub(crate) ending: Ending,
+    pub(crate) observed: Observed,
+    /// What was taken over at the start.
+    pub(crate) adoption: OnceLock<Adoption>,
     pub(crate) dirs: SandboxDirs,
     pub(crate) bakery: Bakery,
     pub(crate) sandboxes: Sandboxes,
@@ -167,7 +173,12 @@ impl Engine {
         let (answer, answered) = tokio::sync::oneshot::channel();
         // Its own task: a caller that hangs up must not leave half a sandbox.
         tokio::spawn(async move {
+            let watch = engine.begin(Operation::Create);
             let created = engine.spawn_new(&caller, request).await;
+            watch.end(
+                created.as_ref().map_or("", |entry| entry.made_from()),
+                &created,
+            );
             if let Err(Ok(entry)) = answer.send(created) {
                 drop(engine.destroy(&entry, "its creator went away").await);
             }
@@ -183,7 +194,12 @@ impl Engine {
     /// # Errors
     /// There is none that the caller may see.
     pub async fn get(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
-        self.inner.sandboxes.find(caller, sandbox)?.describe()
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        let mut described = entry.describe()?;
+        if described.state == SandboxState::Failed {
+            described.last_console = self.last_console(&entry).await?;
+        }
+        Ok(described)
     }
 
     /// The caller's sandboxes, oldest first.
@@ -205,8 +221,11 @@ impl Engine {
     /// There is none, or its files cannot be removed.
     pub async fn remove(&self, caller: &Caller, sandbox: &str) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        self.detached(move |engine| async move { engine.destroy(&entry, "").await })
-            .await
+        self.detached(move |engine| async move {
+            let removing = engine.destroy(&entry, "");
+            engine.observed(Operation::Remove, removing).await
+        })
+        .await
     }
 
     /// Powers a sandbox off in order; its disk is kept.
@@ -216,7 +235,8 @@ impl Engine {
     pub async fn stop(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
-            engine.power_off(&entry).await?;
+            let stopping = engine.power_off(&entry);
+            engine.observed(Operation::Stop, stopping).await?;
             entry.describe()
         })
         .await
@@ -229,36 +249,11 @@ impl Engine {
     pub async fn start(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
-            engine.power_on(&entry).await?;
+            let starting = engine.power_on(&entry);
+            engine.observed(Operation::Start, starting).await?;
             entry.describe()
         })
         .await
-    }
-
-    /// The caller's events after a sequence number, oldest first.
-    ///
-    /// # Errors
-    /// The index failed.
-    pub async fn events(
-        &self,
-        caller: &Caller,
-        after: u64,
-        limit: u32,
-    ) -> Result<Vec<Event>, EngineError> {
-        let tenant = caller.tenant.clone();
-        let rows = self
-            .blocking(move |inner| inner.index.events(&tenant, after, limit.min(MAX_EVENTS)))
-            .await?;
-        Ok(rows
-            .into_iter()
-            .map(|row| Event {
-                sequence: row.sequence,
-                at: row.at,
-                kind: row.kind,
-                subject: row.subject,
-                detail: row.detail,
-            })
-            .collect())
     }
 
     /// What the daemon says of itself.
@@ -273,7 +268,9 @@ impl Engine {
         for entry in self.inner.sandboxes.of(caller) {
             *sandboxes.entry(entry.state().as_str()).or_default() += 1;
         }
+        let headroom = self.aside(headroom).await?;
         Ok(Status {
+            headroom,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             accelerator: self.inner.host.accelerator,
@@ -281,6 +278,7 @@ impl Engine {
             vmm: self.inner.host.vmm(),
             sandboxes,
             uptime: self.inner.started.elapsed(),
+            adoption: self.inner.adoption.get().copied().unwrap_or_default(),
             pool: self.inner.pool.status(),
         })
     }
@@ -416,6 +414,7 @@ impl Moved {
 
 impl Inner {
     fn open(config: EngineConfig) -> Result<Self, OpenError> {
+        let started = Instant::now();
         make_dir(&config.state_dir, 0o711)?;
         make_dir(&config.cache_dir, 0o755)?;
         // Whoever made it: its names are nobody else's business.
@@ -460,10 +459,15 @@ impl Inner {
         let pool = Pool::new(config.pool);
         let ports = Ports::open(&index)?;
         let kept = Kept::new(index.snapshots()?);
+        let journal = Journal::of(&index)?;
         Ok(Self {
             config,
             host,
             index,
+            journal,
+            ending: Ending::default(),
+            observed: Observed::default(),
+            adoption: OnceLock::new(),
             dirs,
             bakery,
             sandboxes: Sandboxes::default(),
@@ -474,7 +478,7 @@ impl Inner {
             ports,
             flattening: tokio::sync::Mutex::default(),
             initrds: Mutex::default(),
-            started: Instant::now(),
+            started,
             keys,
             _lock: lock,
         })

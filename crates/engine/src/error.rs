@@ -1,5 +1,6 @@
 //! What can go wrong, with a stable code, who can fix it and how.
 
+use crate::request::ProcessId;
 use pando_shim::error_chain;
 use pando_types::SandboxState;
 
@@ -58,6 +59,17 @@ pub enum EngineError {
         /// What was done.
         by: Interruption,
     },
+    /// The daemon ends while the program runs on.
+    #[error("the daemon ends while process `{process_id}` of sandbox `{id}` runs on")]
+    DaemonRestarted {
+        /// Which sandbox.
+        id: String,
+        /// Names the process to the next daemon.
+        process_id: ProcessId,
+    },
+    /// Another request has this id.
+    #[error("the request id `{0}` is that of another request")]
+    RequestIdTaken(String),
     /// A value of the request is malformed; the text says which and how.
     #[error("{0}")]
     Invalid(String),
@@ -174,6 +186,8 @@ impl EngineError {
             Self::Incompatible { .. } => "incompatible_snapshot",
             Self::Corrupt { .. } => "corrupt_snapshot",
             Self::Interrupted { by, .. } => by.code(),
+            Self::DaemonRestarted { .. } => "daemon_restarted",
+            Self::RequestIdTaken(_) => "request_id_taken",
             Self::Invalid(_) => "invalid_request",
             Self::WrongState { .. } => "wrong_state",
             Self::CannotRun(_) => "cannot_run",
@@ -214,6 +228,10 @@ impl EngineError {
                 Interruption::Stopped => "`pando start ID` starts it on its disk",
                 Interruption::Removed => "`pando ls` lists the sandboxes you can see",
             },
+            Self::DaemonRestarted { .. } => {
+                "attach to the process under the next daemon, or ask again with the same `request_id`"
+            }
+            Self::RequestIdTaken(_) => "give each request an id of its own",
             Self::WrongState { .. } => "`pando inspect` shows the state and its reason",
             Self::SnapshotFailed(_) => "the sandbox runs on; `pando logs` shows the daemon's log",
             Self::SandboxGone { .. } | Self::SpawnFailed(_) => {

@@ -11,14 +11,19 @@
 mod adopt;
 mod bake;
 mod convert;
+mod ending;
 mod engine;
 mod error;
+mod exec;
+mod headroom;
 mod host;
 mod identity;
 mod ids;
+mod journal;
 mod keys;
 mod lifecycle;
 mod network;
+mod observe;
 mod pool;
 mod ports;
 mod reference;
@@ -33,6 +38,7 @@ mod usage;
 
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::{EngineError, Interruption};
+pub use observe::{Finished, Observer, Operation, Outcome};
 pub use pando_shim::client::{PortError, Protocol};
 pub use pando_shim::error_chain;
 pub use pando_shim::host::AcceleratorWish;

@@ -70,6 +70,9 @@ pub struct Sandbox {
     pub state: SandboxState,
     /// Why it is in `failed`, or other news about the state, for a person.
     pub state_reason: Option<String>,
+    /// The last lines of its console, if it failed and was asked for alone; the guest wrote
+    /// them, and control characters are taken out.
+    pub last_console: Vec<String>,
     /// What it was spawned from.
     pub template: TemplateRef,
     /// The snapshot that its present state came from last: the one it was spawned from or
@@ -255,6 +258,8 @@ pub struct ExecResult {
     pub truncated: bool,
     /// From its start to its end, seen by the shim.
     pub duration: Duration,
+    /// Which process it was.
+    pub process_id: ProcessId,
 }
 
 /// A terminal's size in characters.
@@ -275,6 +280,8 @@ pub struct StartProcess {
     pub tty: Option<WindowSize>,
     /// Whether its stdin can be fed; otherwise it is empty.
     pub stdin: bool,
+    /// Names the request, for who asks again: nothing is started twice.
+    pub request_id: Option<String>,
 }
 
 /// Names a process of one sandbox; survives a restart of the daemon.
@@ -355,6 +362,15 @@ pub struct Event {
     pub subject: String,
     /// For a person.
     pub detail: String,
+}
+
+/// Which entries of the journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// Those about this sandbox alone: its id, or the name of one that is there.
+    pub sandbox: Option<SandboxRef>,
+    /// Those alone whose kind begins like this, such as `sandbox.`; empty for all.
+    pub kind_prefix: String,
 }
 
 /// What a sandbox may reach and does.
@@ -467,6 +483,36 @@ pub struct Status {
     pub uptime: Duration,
     /// What waits for the next request.
     pub pool: PoolStatus,
+    /// What was taken over at its start.
+    pub adoption: Adoption,
+    /// What the host has left.
+    pub headroom: Headroom,
+}
+
+/// What the host has left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Headroom {
+    /// Memory that the kernel could give, swap aside.
+    pub memory_available_bytes: u64,
+    /// All of it.
+    pub memory_total_bytes: u64,
+    /// Room on the state directory's file system.
+    pub disk_available_bytes: u64,
+    /// Its size.
+    pub disk_size_bytes: u64,
+    /// CPUs that the daemon may use.
+    pub cpus: usize,
+    /// Tasks that run or wait, the average of a minute.
+    pub load_1m: f64,
+}
+
+/// What a daemon took over at its start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Adoption {
+    /// Sandboxes that ran.
+    pub sandboxes: usize,
+    /// From the daemon's start until all were taken over.
+    pub took: Duration,
 }
 
 /// Work done ahead of requests.

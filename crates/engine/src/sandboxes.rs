@@ -10,7 +10,7 @@ use pando_store::SandboxRow;
 use pando_types::{Isolation, SandboxId, SandboxState, Size};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A sandbox. Its changes are made by whoever holds `turn`, one at a time; reading
 /// and using it needs no turn.
@@ -22,6 +22,8 @@ pub(crate) struct Entry {
     pub(crate) clearing: Arc<tokio::sync::Mutex<()>>,
     row: Mutex<SandboxRow>,
     shim: Mutex<Option<Arc<Shim>>>,
+    /// The kind of slot that it was made from, or `none`; empty for one that was taken over.
+    made_from: OnceLock<&'static str>,
 }
 
 /// All of them.
@@ -47,6 +49,7 @@ impl Entry {
             clearing: Arc::default(),
             row: Mutex::new(row),
             shim: Mutex::new(None),
+            made_from: OnceLock::new(),
         }
     }
 
@@ -83,6 +86,15 @@ impl Entry {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// It was made from this kind of slot; the first time is its creation.
+    pub(crate) fn set_made_from(&self, kind: &'static str) {
+        let _ = self.made_from.set(kind);
+    }
+
+    pub(crate) fn made_from(&self) -> &'static str {
+        self.made_from.get().copied().unwrap_or_default()
     }
 
     /// Whether `operation` is legal now.
@@ -132,6 +144,7 @@ impl Entry {
                 .map_err(|_| malformed("name"))?,
             state: row.state,
             state_reason: row.state_reason,
+            last_console: Vec::new(),
             template: row.template.parse().map_err(|_| malformed("template"))?,
             parent: row
                 .parent

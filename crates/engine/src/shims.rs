@@ -6,7 +6,7 @@ use pando_shim::spec::ShimSpec;
 use pando_store::{SandboxDir, read_untrusted};
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::readiness::Readiness;
-use pando_sys::spawn::{Child, Identity, Limit, Spawn};
+use pando_sys::spawn::{Child, ChildExit, Identity, Limit, Spawn};
 use pando_wire::shim::{ClaimRequest, ReadyRequest, ReadyResponse, State};
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
@@ -15,11 +15,15 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Descriptors of a shim: its own few, a handful for the VMM, and the gateway's connections.
 const OPEN_FILES: u64 = 4096;
+
+/// How often, and after which pauses, it is looked how a shim ended whose socket is closed.
+const EXIT_LOOKS: u32 = 20;
+const EXIT_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a killed process may take to be gone.
 const KILL_WAIT: Duration = Duration::from_secs(5);
@@ -44,6 +48,8 @@ pub(crate) struct Shim {
     pub(crate) process: Option<ShimProcess>,
     /// What was done to the sandbox that cut off the calls to this shim.
     interrupted: OnceLock<Interruption>,
+    /// How the process ended, if it was started by this daemon.
+    exit: Arc<OnceLock<ChildExit>>,
 }
 
 /// Names a process for as long as the host is up: a number alone may be another's later.
@@ -88,11 +94,15 @@ impl ShimStarter {
                 return Err(no_space_or(&error, "cannot write the shim's process id"));
             }
         }
-        tokio::spawn(reap(child));
+        let exit = Arc::new(OnceLock::new());
+        tokio::spawn(reap(child, Arc::clone(&exit)));
         let client = ShimClient::connect(&dir.socket())
             .await
             .map_err(|error| failed("the shim does not answer", &error))?;
-        Ok(Shim::new(client, process))
+        Ok(Shim {
+            exit,
+            ..Shim::new(client, process)
+        })
     }
 
     fn spawn(
@@ -182,6 +192,7 @@ impl Shim {
             client,
             process,
             interrupted: OnceLock::new(),
+            exit: Arc::default(),
         }
     }
 
@@ -194,6 +205,18 @@ impl Shim {
     /// What cut off calls to it, if anything did.
     pub(crate) fn interrupted(&self) -> Option<Interruption> {
         self.interrupted.get().copied()
+    }
+
+    /// That it died, and how as far as this daemon can know.
+    pub(crate) async fn how_it_died(&self) -> String {
+        // Its socket is closed a moment before it can be waited for.
+        for _ in 0..EXIT_LOOKS {
+            if let Some(exit) = self.exit.get() {
+                return format!("its shim died: {exit}");
+            }
+            tokio::time::sleep(EXIT_PAUSE).await;
+        }
+        "its shim died".to_owned()
     }
 
     /// Finds a shim that an earlier daemon started.
@@ -298,11 +321,13 @@ impl ShimProcess {
 }
 
 /// Waits for a child's end, so that it leaves no zombie.
-async fn reap(child: Child) {
+async fn reap(child: Child, exit: Arc<OnceLock<ChildExit>>) {
     if let Ok(ended) = child.pidfd().try_clone_to_owned().and_then(Readiness::new) {
         drop(ended.readable().await);
     }
-    drop(child.try_wait());
+    if let Ok(Some(ended)) = child.try_wait() {
+        let _ = exit.set(ended);
+    }
 }
 
 /// Bytes of a log that are shown when a VM did not come up.

@@ -125,6 +125,7 @@ impl Engine {
         match started.await {
             Ok(()) => {
                 self.inner.pool.count_claim("none");
+                entry.set_made_from("none");
                 Ok(Arc::clone(&entry))
             }
             Err(error) => {
@@ -267,12 +268,16 @@ impl Engine {
         };
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
         let starter = &self.inner.bakery.starter;
-        let shim = Arc::new(starter.start(dir, &spec, identity).await?);
-        let ready = shim.ready().await?;
-        if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::not_spawned(ready.cause));
-        }
-        Ok((shim, ready))
+        let spawning = async {
+            let shim = Arc::new(starter.start(dir, &spec, identity).await?);
+            let ready = shim.ready().await?;
+            match ready.state == State::STATE_RUNNING {
+                true => Ok((shim, ready)),
+                false => Err(EngineError::not_spawned(ready.cause)),
+            }
+        };
+        self.observed(crate::observe::Operation::Spawn, spawning)
+            .await
     }
 
     async fn now_running(
@@ -515,7 +520,10 @@ pub(crate) async fn end_of(
             }
         }
     }
-    last_words(dir).unwrap_or_else(|| (SandboxState::Failed, "its shim died".to_owned()))
+    match last_words(dir) {
+        Some(words) => words,
+        None => (SandboxState::Failed, shim.how_it_died().await),
+    }
 }
 
 /// What a shim wrote before it left.

@@ -2,6 +2,8 @@
 
 use crate::convert;
 use crate::engine::Engine;
+use crate::exec::check_request_id;
+use crate::observe::Operation;
 use crate::request::{
     Caller, Command, ExecResult, Exit, ProcessEvent, ProcessId, ProcessInfo, ProcessInput,
     StartProcess,
@@ -20,6 +22,11 @@ use std::sync::Arc;
 /// The end of a console that is shown; its log is bounded too, by a jailed process.
 const CONSOLE_BYTES: u64 = 1 << 20;
 
+/// The lines of it that tell why a sandbox failed: a panic's trace has some fifty.
+const LAST_CONSOLE_LINES: usize = 80;
+const LAST_CONSOLE_CHARACTERS: usize = 240;
+const LAST_CONSOLE_BYTES: u64 = 32 << 10;
+
 impl Engine {
     /// A no-op through the agent. Legal while the sandbox runs.
     ///
@@ -36,7 +43,8 @@ impl Engine {
             .map_err(|error| guest_error(&entry, &shim, error))
     }
 
-    /// Runs a program to its end. Legal while the sandbox runs.
+    /// Runs a program to its end; a request with an id once, however often it is asked for.
+    /// Legal while the sandbox runs.
     ///
     /// # Errors
     /// The program cannot be started, or the sandbox ends.
@@ -46,10 +54,12 @@ impl Engine {
         sandbox: &str,
         command: Command,
         stdin: Bytes,
+        request_id: Option<String>,
     ) -> Result<ExecResult, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
         check_command(&command)?;
+        check_request_id(request_id.as_deref())?;
         if stdin.len() > limits::EXEC_STDIN_BYTES {
             return Err(EngineError::Invalid(format!(
                 "`stdin` has more than {} MiB: stream it",
@@ -60,15 +70,11 @@ impl Engine {
             command: convert::command(command).into(),
             stdin: stdin.to_vec(),
             output_limit_bytes: limits::EXEC_OUTPUT_BYTES,
+            request_id: request_id.unwrap_or_default(),
             ..Default::default()
         };
-        let response = shim
-            .client
-            .rpc
-            .exec(request)
-            .await
-            .map_err(|error| guest_error(&entry, &shim, error))?
-            .into_owned();
+        let running = self.run_to_end(&entry, &shim, request);
+        let response = self.observed(Operation::Exec, running).await?;
         let result = convert::exec_result(response);
         match ended_with_guest(&result.exit, &shim) {
             true => Err(cut_off(&entry, &shim)),
@@ -89,10 +95,12 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         let shim = entry.in_use()?;
         check_command(&request.command)?;
+        check_request_id(request.request_id.as_deref())?;
         let request = shim::StartProcessRequest {
             command: convert::command(request.command).into(),
             tty: request.tty.map(convert::window_size).into(),
             stdin: request.stdin,
+            request_id: request.request_id.unwrap_or_default(),
             ..Default::default()
         };
         let response = shim
@@ -229,6 +237,20 @@ impl Engine {
         .await
     }
 
+    /// The last lines of a console, for people: the guest wrote them.
+    pub(crate) async fn last_console(
+        &self,
+        entry: &Arc<Entry>,
+    ) -> Result<Vec<String>, EngineError> {
+        let path = self.dir_of(entry).console();
+        self.aside(move |_| {
+            // A log that is not there, or not to be read, has no lines.
+            let bytes = pando_store::read_untrusted(&path, LAST_CONSOLE_BYTES).unwrap_or_default();
+            last_lines(&String::from_utf8_lossy(&bytes))
+        })
+        .await
+    }
+
     /// A raw request to the guest's user service, streamed both ways. Legal while the sandbox runs.
     ///
     /// # Errors
@@ -257,6 +279,18 @@ impl Engine {
         }
         Ok(response)
     }
+}
+
+/// The last lines with something on them, without control characters, each cut where it is too
+/// long.
+fn last_lines(text: &str) -> Vec<String> {
+    let plain = |line: &str| -> String {
+        let shown = line.chars().filter(|c| !c.is_control());
+        shown.take(LAST_CONSOLE_CHARACTERS).collect()
+    };
+    let lines = text.lines().map(plain);
+    let lines: Vec<_> = lines.filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST_CONSOLE_LINES)..].to_vec()
 }
 
 fn check_command(command: &Command) -> Result<(), EngineError> {
@@ -310,7 +344,10 @@ pub(crate) fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) 
     // However it looks from the connection that was cut.
     let refused = matches!(
         error.code,
-        ErrorCode::InvalidArgument | ErrorCode::PermissionDenied | ErrorCode::NotFound
+        ErrorCode::InvalidArgument
+            | ErrorCode::PermissionDenied
+            | ErrorCode::NotFound
+            | ErrorCode::AlreadyExists
     );
     if !refused && shim.interrupted().is_some() {
         return cut_off(entry, shim);
@@ -331,6 +368,7 @@ pub(crate) fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) 
             }
             other => other,
         },
+        ErrorCode::AlreadyExists => EngineError::RequestIdTaken(message),
         ErrorCode::Aborted => EngineError::NoSpace(message),
         ErrorCode::FailedPrecondition | ErrorCode::NotFound => EngineError::Invalid(message),
         _ => EngineError::Internal(message),

@@ -134,6 +134,8 @@ pub(crate) struct Refusal {
     /// One sentence for the caller.
     pub(crate) message: String,
     hint: String,
+    /// The process that runs on, where the daemon's end cut off its call.
+    process_id: Option<String>,
     /// The error and its causes, for the log.
     pub(crate) chain: String,
 }
@@ -154,6 +156,12 @@ impl From<&ApiError> for Refusal {
             code,
             message: error.to_string(),
             hint,
+            process_id: match error {
+                ApiError::Engine(EngineError::DaemonRestarted { process_id, .. }) => {
+                    Some(process_id.clone())
+                }
+                _ => None,
+            },
             chain: error_chain(error),
         }
     }
@@ -175,6 +183,7 @@ impl Refusal {
             code,
             message: self.message,
             hint: Some(self.hint),
+            process_id: self.process_id,
             request_id,
         }
     }
@@ -246,6 +255,7 @@ pub const ERRORS: &[ErrorRow] = &[
     row("body_too_large", 413, "The JSON body is larger than a request can honestly be.", "Send files and long input by the files routes or the exec stream, which have no limit.").hint("large input goes by `files` or `exec/stream`"),
     row("cannot_run", 422, "The program could not be started: it does not exist, is not executable, or its working directory or account does not exist. The message says which.", "Check `argv[0]`, `cwd` and `user`. A command line with pipes or variables is `shell`, not `argv`."),
     row("corrupt_snapshot", 422, "A layer of the snapshot is not what its manifest says, or the manifest is damaged. The message says which layer. Nothing was started from it.", "An older snapshot of the same sandbox may be whole: `pando tree` shows them. A disk that damages files damages more: look at the host's own log."),
+    row("daemon_restarted", 503, "The daemon was told to end while the call waited for a program. The program runs on in its sandbox; `process_id` names it.", "Under the next daemon, attach to `process_id` by `exec/stream`, or ask again with the same `request_id`: nothing runs twice. `pando exec`, `run` and `shell` do so by themselves."),
     row("disk_full", 507, "The sandbox's own disk is full.", "Remove files inside the sandbox, or make a new one."),
     row("file_exists", 409, "There is already something at the path.", "Remove it first, or choose another path."),
     row("file_not_found", 404, "There is nothing at the path inside the sandbox.", "Paths are absolute or relative to the user's home; `files/list` shows a directory."),
@@ -265,6 +275,7 @@ pub const ERRORS: &[ErrorRow] = &[
     row("port_not_found", 404, "Nothing was said of this port: no port of the host leads to it, and its access is the default.", "`pando port ID` lists the ports of a sandbox."),
     row("process_not_found", 404, "The sandbox knows no process with this id. The oldest ended ones are forgotten first.", "`GET …/processes` lists those it knows."),
     row("removed", 409, "The call was cut off: its sandbox was removed while it ran.", "`pando ls` lists the sandboxes there are."),
+    row("request_id_taken", 409, "Another request to this sandbox, with another program or other input, had this `request_id`.", "Give each request an id of its own."),
     row("rolled_back", 409, "The call was cut off: its sandbox was put back into an earlier state while it ran. What the call had done in the sandbox is gone.", "Ask again: the sandbox runs on in the earlier state."),
     row("route_not_found", 404, "There is no such path.", "`/openapi.json` lists every route.").hint("`/openapi.json` lists every route"),
     row("sandbox_gone", 502, "The sandbox ended while it served the request: powered off from inside, crashed, or killed.", "`pando inspect ID` shows why, `pando logs ID` the guest's console."),
@@ -348,6 +359,11 @@ mod tests {
             interrupted(Interruption::Paused),
             interrupted(Interruption::Stopped),
             interrupted(Interruption::Removed),
+            E::DaemonRestarted {
+                id: text(),
+                process_id: text(),
+            },
+            E::RequestIdTaken(text()),
             E::Invalid(text()),
             E::WrongState {
                 id: text(),
@@ -382,6 +398,7 @@ mod tests {
                 | E::SnapshotFailed(_)
                 | E::BakeFailed { .. }
                 | E::NoSpace(_) => {}
+                E::DaemonRestarted { .. } | E::RequestIdTaken(_) => {}
                 E::SnapshotNotFound(_) | E::SnapshotNameTaken(_) => {}
                 E::Incompatible { .. } | E::Corrupt { .. } => {}
                 E::Interrupted { by, .. } => match by {

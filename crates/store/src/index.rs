@@ -536,33 +536,6 @@ impl Index {
         insert_event(&self.lock(), event)
     }
 
-    /// A tenant's events after `after`, oldest first, at most `limit`.
-    ///
-    /// # Errors
-    /// SQLite failed.
-    pub fn events(
-        &self,
-        tenant: &str,
-        after: u64,
-        limit: u32,
-    ) -> Result<Vec<EventRow>, IndexError> {
-        let connection = self.lock();
-        let mut statement = connection.prepare_cached(
-            "SELECT sequence, at_ms, kind, subject, detail FROM events WHERE tenant = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3",
-        )?;
-        let after = i64::try_from(after).unwrap_or(i64::MAX);
-        let rows = statement.query_map(params![tenant, after, limit], |row| {
-            Ok(EventRow {
-                sequence: row.get::<_, i64>(0)?.unsigned_abs(),
-                at: time(row.get(1)?),
-                kind: row.get(2)?,
-                subject: row.get(3)?,
-                detail: row.get(4)?,
-            })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
-    }
-
     /// A value kept under a name; see [`Self::set_value`].
     ///
     /// # Errors
@@ -739,13 +712,14 @@ fn millis(time: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn time(millis: i64) -> SystemTime {
+pub(crate) fn time(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::{EventQuery, EventRow};
 
     pub(crate) const EVENT: NewEvent<'static> = NewEvent {
         tenant: "default",
@@ -803,6 +777,16 @@ pub(crate) mod tests {
         }
     }
 
+    fn events(index: &Index, tenant: &str, after: u64) -> Vec<EventRow> {
+        let query = EventQuery {
+            tenant: tenant.to_owned(),
+            after,
+            limit: 10,
+            ..EventQuery::default()
+        };
+        index.journal(&query).unwrap().events
+    }
+
     #[test]
     fn a_snapshot_becomes_its_sandboxs_parent_or_nothing_is_written() {
         let (_dir, index) = fresh();
@@ -818,7 +802,7 @@ pub(crate) mod tests {
         index
             .add_snapshot(&snapshot("n2", Some("x")), &EVENT)
             .unwrap();
-        assert_eq!(index.events("default", 0, 10).unwrap().len(), 4);
+        assert_eq!(events(&index, "default", 0).len(), 4);
     }
 
     #[test]
@@ -890,8 +874,8 @@ pub(crate) mod tests {
         );
         assert!(rows[0].started_at.is_some());
         assert_eq!(rows[0].home.as_deref(), Some("b"));
-        assert_eq!(index.events("default", 1, 10).unwrap().len(), 1);
-        assert!(index.events("other", 0, 10).unwrap().is_empty());
+        assert_eq!(events(&index, "default", 1).len(), 1);
+        assert!(events(&index, "other", 0).is_empty());
     }
 
     #[test]
@@ -903,7 +887,7 @@ pub(crate) mod tests {
             Err(IndexError::NameTaken)
         ));
         assert_eq!(
-            index.events("default", 0, 10).unwrap().len(),
+            events(&index, "default", 0).len(),
             1,
             "the refused row left no event"
         );

@@ -15,6 +15,7 @@
 
 pub mod fault;
 mod index;
+mod journal;
 mod layer;
 mod lease;
 mod manifest;
@@ -30,6 +31,7 @@ pub use index::{
     EventRow, Index, IndexError, NewEvent, Place, SCHEMA_VERSION, SandboxRow, SnapshotRow,
     StateChange, TemplateRow,
 };
+pub use journal::{EventPage, EventQuery};
 pub use layer::{Layer, LayerError, Verified, hash_file};
 pub use manifest::{Machine, Manifest, ManifestError, SavedState};
 pub use materialized::{Materialized, MemorySource};

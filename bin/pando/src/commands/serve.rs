@@ -92,10 +92,12 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
         output::line(&format!("http://{address}"));
         output::note("serving; Ctrl-C ends the daemon, sandboxes run on");
     }
+    let ended = engine.clone();
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
         supervisor::stopping();
+        ended.end_calls();
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),

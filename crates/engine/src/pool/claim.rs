@@ -35,6 +35,7 @@ impl Engine {
             let error = match self.hand_over(&taken, keys, wish, deadline).await {
                 Ok(entry) => {
                     self.inner.pool.count_claim(taken.kind.as_str());
+                    entry.set_made_from(taken.kind.as_str());
                     return Ok(Some(entry));
                 }
                 Err(error) => error,
@@ -153,6 +154,7 @@ impl Engine {
             match claimed.await {
                 Ok(ready) => {
                     self.inner.pool.count_claim(taken.kind.as_str());
+                    entry.set_made_from(taken.kind.as_str());
                     return Ok(Some((taken.id, taken.shim, ready)));
                 }
                 Err(EngineError::SpawnFailed(cause)) => {

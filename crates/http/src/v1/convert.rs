@@ -117,6 +117,7 @@ pub(super) fn sandbox(urls: &Urls, sandbox: engine::Sandbox) -> api::Sandbox {
         name: sandbox.name.map(|name| name.to_string()),
         state: sandbox.state.to_string(),
         state_reason: sandbox.state_reason,
+        last_console: sandbox.last_console,
         template: sandbox.template.to_string(),
         parent: sandbox.parent.map(|parent| parent.to_string()),
         isolation: api::Isolation {
@@ -219,6 +220,7 @@ pub(super) fn exec_result(result: engine::ExecResult) -> api::ExecResponse {
         duration_ms: result.duration.as_secs_f64() * 1e3,
         timed_out: result.exit.timed_out,
         truncated: result.truncated,
+        process_id: result.process_id,
     }
 }
 
@@ -273,6 +275,7 @@ pub(super) fn stream_start(request: stream::StreamRequest) -> Result<StreamStart
         command,
         tty,
         stdin: request.stdin,
+        request_id: request.request_id,
     }))
 }
 
