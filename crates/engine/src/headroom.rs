@@ -15,8 +15,12 @@ pub(crate) fn headroom(inner: &Inner) -> Headroom {
     Headroom {
         memory_available_bytes: memory.as_ref().map_or(0, |memory| memory.available_bytes),
         memory_total_bytes: memory.as_ref().map_or(0, |memory| memory.total_bytes),
-        disk_available_bytes: disk.as_ref().map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
-        disk_size_bytes: disk.as_ref().map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize)),
+        disk_available_bytes: disk
+            .as_ref()
+            .map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
+        disk_size_bytes: disk
+            .as_ref()
+            .map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize)),
         cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         load_1m: load.unwrap_or(0.0),
     }
