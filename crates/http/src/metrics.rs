@@ -142,7 +142,7 @@ impl Moment {
     fn sandboxes(&mut self, status: &Status) {
         let sandboxes = Family::<Labels, Gauge>::default();
         for (state, count) in &status.sandboxes {
-            set(&sandboxes, vec![("state", (*state).to_owned())], *count);
+            set(&sandboxes, &vec![("state", (*state).to_owned())], *count);
         }
         self.put("pando_sandboxes", "Sandboxes, by state", sandboxes);
         self.count(
@@ -178,7 +178,7 @@ impl Moment {
                 ("cpus", slots.size.cpus().to_string()),
                 ("memory_mib", slots.size.memory_mib().to_string()),
             ];
-            set(&waiting, labels, slots.waiting as u64);
+            set(&waiting, &labels, slots.waiting as u64);
         }
         self.put(
             "pando_pool_slots",
@@ -204,7 +204,7 @@ impl Moment {
             ("accelerator", status.accelerator.to_string()),
             ("vmm", status.vmm.clone()),
         ];
-        set(&info, labels, 1);
+        set(&info, &labels, 1);
         self.put("pando_build_info", "What runs here", info);
         let headroom = &status.headroom;
         for (name, help, value) in [
@@ -279,9 +279,9 @@ impl Moment {
     }
 }
 
-fn set(family: &Family<Labels, Gauge>, labels: Labels, value: u64) {
+fn set(family: &Family<Labels, Gauge>, labels: &Labels, value: u64) {
     let value = i64::try_from(value).unwrap_or(i64::MAX);
-    family.get_or_create_owned(&labels).set(value);
+    family.get_or_create_owned(labels).set(value);
 }
 
 #[cfg(test)]

@@ -178,7 +178,7 @@ fn whatever_needs_it_wakes_it(world: &World, id: &str, raw: &str) {
     };
     let ok = |status: u16| assert!((200..300).contains(&status), "{status}");
     wakes("a snapshot", &|| {
-        ok(world.api().snapshot(id, &json!({})).status)
+        ok(world.api().snapshot(id, &json!({})).status);
     });
     wakes("a fork", &|| {
         let forked = world.api().fork(id, &json!({}));
@@ -191,13 +191,13 @@ fn whatever_needs_it_wakes_it(world: &World, id: &str, raw: &str) {
         assert!(ports.contains(r#""port":8080,"open":true"#), "{ports}");
     });
     wakes("a list of processes", &|| {
-        ok(world.api().get(&format!("{sandbox}/processes")).status)
+        ok(world.api().get(&format!("{sandbox}/processes")).status);
     });
     wakes("a copy", &|| {
-        drop(world.ok(["cp", &format!("{id}:server.py"), "/dev/null"]))
+        drop(world.ok(["cp", &format!("{id}:server.py"), "/dev/null"]));
     });
     wakes("a followed exec", &|| {
-        assert_eq!(world.ok(["exec", id, "--", "echo", "hi"]), "hi")
+        assert_eq!(world.ok(["exec", id, "--", "echo", "hi"]), "hi");
     });
     wakes("a client that does not wait", &|| {
         // It hangs up at once; the sandbox wakes all the same.
