@@ -43,8 +43,9 @@ fn families(metrics: &str) -> BTreeSet<String> {
 #[test]
 fn alerts_and_board_ask_for_metrics_that_there_are() {
     let world = World::start();
-    // What was never done has no histogram.
+    // What was never done has no histogram, and what does not wait is not counted.
     world.create();
+    world.await_full_pool();
     let answer = world.api().get("/metrics");
     let there = families(&String::from_utf8_lossy(&answer.body));
     assert!(there.contains("pando_sandboxes"), "{there:?}");

@@ -1,6 +1,6 @@
 //! Sandboxes, and what is done in them, outlive the daemon.
 
-use pando_testkit::{Answer, Api, World, pando};
+use pando_testkit::{Answer, Api, Options, World, pando};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::TcpStream;
@@ -469,7 +469,11 @@ fn a_daemon_that_is_killed_over_and_over_under_load_loses_nothing() {
 
 #[test]
 fn a_failed_sandbox_says_its_last_words_and_leaves_its_snapshots() {
-    let world = World::start();
+    // Directories of slots would be among those of sandboxes.
+    let world = World::with(Options {
+        env: vec![("PANDO_WARM".to_owned(), "0".to_owned())],
+        ..Options::default()
+    });
     let id = world.create();
     world.sh(&id, "echo before > ~/file; sync");
     world.ok(["snapshot", &id, "--name", "kept"]);
@@ -500,12 +504,18 @@ fn a_failed_sandbox_says_its_last_words_and_leaves_its_snapshots() {
         "{lines:?}"
     );
 
+    let failed_in = homes(&world);
     let child = world.ok(["create", "--from", "kept"]);
     assert_eq!(world.sh(&child, "cat ~/file"), "before");
+    let beside = |known: &[String]| {
+        let mut fresh = homes(&world).into_iter();
+        fresh.find(|home| !known.contains(home)).unwrap()
+    };
+    let childs = beside(&failed_in);
     world.ok(["rollback", &id, "kept"]);
     assert_eq!(world.sh(&id, "cat ~/file"), "before");
-    let home = homes(&world).into_iter().find(|home| *home != child);
-    let vmm = world.vmm_pid(&home.unwrap()).to_string();
+    let back_in = beside(&[&failed_in[..], &[childs.clone()]].concat());
+    let vmm = world.vmm_pid(&back_in).to_string();
     let killed = Command::new("kill").args(["-9", &vmm]).status();
     assert!(killed.unwrap().success());
     let failed = world.await_state(&id, "failed");
@@ -513,7 +523,7 @@ fn a_failed_sandbox_says_its_last_words_and_leaves_its_snapshots() {
     assert!(reason.starts_with("QEMU died: signal 9, "), "{reason}");
     assert!(reason.contains("out-of-memory killer"), "{reason}");
     world.ok(["rm", &id]);
-    assert_eq!(homes(&world), [child], "its files are gone");
+    assert_eq!(homes(&world), [childs], "its files are gone");
     let again = world.ok(["create", "--from", "kept"]);
     assert_eq!(world.sh(&again, "cat ~/file"), "before");
 }
