@@ -1,6 +1,6 @@
 //! Sandboxes, and what is done in them, outlive the daemon.
 
-use pando_testkit::{Answer, Api, Options, World, pando};
+use pando_testkit::{Answer, Api, World, pando};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::TcpStream;
@@ -469,11 +469,7 @@ fn a_daemon_that_is_killed_over_and_over_under_load_loses_nothing() {
 
 #[test]
 fn a_failed_sandbox_says_its_last_words_and_leaves_its_snapshots() {
-    // Directories of slots would be among those of sandboxes.
-    let world = World::with(Options {
-        env: vec![("PANDO_WARM".to_owned(), "0".to_owned())],
-        ..Options::default()
-    });
+    let world = World::start();
     let id = world.create();
     world.sh(&id, "echo before > ~/file; sync");
     world.ok(["snapshot", &id, "--name", "kept"]);
