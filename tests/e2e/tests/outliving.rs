@@ -510,7 +510,7 @@ fn a_failed_sandbox_says_its_last_words_and_leaves_its_snapshots() {
     let childs = beside(&failed_in);
     world.ok(["rollback", &id, "kept"]);
     assert_eq!(world.sh(&id, "cat ~/file"), "before");
-    let back_in = beside(&[&failed_in[..], &[childs.clone()]].concat());
+    let back_in = beside(&[&failed_in[..], std::slice::from_ref(&childs)].concat());
     let vmm = world.vmm_pid(&back_in).to_string();
     let killed = Command::new("kill").args(["-9", &vmm]).status();
     assert!(killed.unwrap().success());
