@@ -13,9 +13,8 @@ pub(crate) fn check_limits(request: &CreateSandbox) -> Result<(), EngineError> {
     checked.map_err(|error| EngineError::Invalid(error.to_string()))
 }
 
-/// As a row keeps them: what a shim's spec has, which is never changed either.
-pub(crate) fn limits_json(limits: &SandboxLimits) -> Result<String, EngineError> {
-    let spec = spec::Limits {
+fn spec(limits: &SandboxLimits) -> spec::Limits {
+    spec::Limits {
         cpu_percent: limits.cpu_percent,
         processes: limits.processes,
         disk_mib: limits.disk_mib,
@@ -23,8 +22,12 @@ pub(crate) fn limits_json(limits: &SandboxLimits) -> Result<String, EngineError>
         disk_iops: limits.disk_iops,
         net_mib_s: limits.net_mib_s,
         open_files: limits.open_files,
-    };
-    serde_json::to_string(&spec).map_err(|error| EngineError::internal(&error))
+    }
+}
+
+/// As a row keeps them: what a shim's spec has, which is never changed either.
+pub(crate) fn limits_json(limits: &SandboxLimits) -> Result<String, EngineError> {
+    serde_json::to_string(&spec(limits)).map_err(|error| EngineError::internal(&error))
 }
 
 /// Reads what [`limits_json`] wrote.
@@ -48,12 +51,7 @@ pub(crate) fn spec_of(row: &SandboxRow) -> Result<spec::Limits, EngineError> {
     Ok(spec::Limits {
         // All of its CPUs is not less than all.
         cpu_percent: limits.cpu_limit_percent(row.cpus),
-        processes: limits.processes,
-        disk_mib: limits.disk_mib,
-        disk_mib_s: limits.disk_mib_s,
-        disk_iops: limits.disk_iops,
-        net_mib_s: limits.net_mib_s,
-        open_files: limits.open_files,
+        ..spec(&limits)
     })
 }
 

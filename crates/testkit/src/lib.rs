@@ -10,6 +10,7 @@
 
 mod api;
 mod footprint;
+mod host;
 pub mod lab;
 mod loop_fs;
 mod swap;
@@ -17,6 +18,7 @@ mod world;
 
 pub use api::{Answer, Api};
 pub use footprint::Footprint;
+pub use host::available_mib;
 pub use lab::Lab;
 pub use loop_fs::{FileSystem, LoopFs};
 pub use swap::SwapFile;

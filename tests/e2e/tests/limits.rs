@@ -1,7 +1,7 @@
 //! Limits of a sandbox, of a tenant and of the host: each holds in a real guest, and what is
 //! beyond it is refused before anything is done.
 
-use pando_testkit::{Answer, Footprint, Options, World};
+use pando_testkit::{Answer, Footprint, Options, World, available_mib};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -311,16 +311,6 @@ fn a_full_host_refuses_before_anything_is_done() {
     assert_eq!(Footprint::of(&world), before);
     let ran = world.run(["create"]);
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:?}");
-}
-
-/// Memory that the host has left, in MiB.
-fn available_mib() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").expect("it is there");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.expect("the kernel says it") >> 10
 }
 
 /// Runs alone: what others allocate meanwhile would be the pressure that it makes.

@@ -1,6 +1,6 @@
 //! Clones that wait: they are claimed, refilled, given up, and never to be told from others.
 
-use pando_testkit::{Options, World};
+use pando_testkit::{Options, World, available_mib};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -255,16 +255,6 @@ fn without_a_pool_nothing_waits() {
         json!({ "warm": 0, "bound": 0, "generic": 0, "none": 1 })
     );
     assert_eq!(directories(&world).len(), 1);
-}
-
-/// Memory that the host has left, in MiB.
-fn available_mib() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").expect("it is there");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.expect("the kernel says it") >> 10
 }
 
 /// Runs alone: what others allocate meanwhile would be the pressure that it makes.

@@ -70,6 +70,14 @@ struct State {
     measured: Option<Measured>,
 }
 
+impl State {
+    /// Whether a start under way is this sandbox's.
+    fn is_promised(&self, sandbox: &SandboxId) -> bool {
+        let mut promises = self.promises.values();
+        promises.any(|promise| promise.sandbox.as_ref() == Some(sandbox))
+    }
+}
+
 /// What was said to one start.
 #[derive(Debug)]
 struct Promise {
@@ -342,17 +350,13 @@ impl Engine {
 
     /// What the tenant has: by rows, and by promises of what has no row that says so yet.
     fn used(&self, state: &State, ask: Ask<'_>) -> Used {
-        let promised = |id: &SandboxId| {
-            let mut promises = state.promises.values();
-            promises.any(|promise| promise.sandbox.as_ref() == Some(id))
-        };
         let mut used = Used::default();
         for entry in self.inner.sandboxes.all() {
             let row = entry.row();
             let counts = row.tenant == ask.tenant
                 && lives(row.state)
                 && Some(&entry.id) != ask.sandbox
-                && !promised(&entry.id);
+                && !state.is_promised(&entry.id);
             if counts && let Ok(size) = Size::new(row.cpus, row.memory_mib) {
                 used = used.and(size);
             }
@@ -396,13 +400,9 @@ impl Engine {
             let measured = state.measured.as_ref();
             measured.and_then(|measured| measured.private.get(id).copied())
         };
-        let promised = |id: &SandboxId| {
-            let mut promises = state.promises.values();
-            promises.any(|promise| promise.sandbox.as_ref() == Some(id))
-        };
         let living = self.inner.sandboxes.all().into_iter().filter_map(|entry| {
             let row = entry.row();
-            let counts = lives(row.state) && !promised(&entry.id);
+            let counts = lives(row.state) && !state.is_promised(&entry.id);
             let size = Size::new(row.cpus, row.memory_mib).ok();
             size.filter(|_| counts).map(|size| {
                 let expected = rules::expected_bytes(size, reckoning);
