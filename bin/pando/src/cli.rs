@@ -502,6 +502,9 @@ pub(crate) struct Serve {
     /// Who may use ports by HTTP: auto, public or token [default: auto]
     #[arg(long, value_name = "WHO", value_parser = ["auto", "public", "token"], hide_possible_values = true)]
     pub(crate) port_access: Option<String>,
+    /// Clients of Arrakis need an API key, those of this machine too
+    #[arg(long)]
+    pub(crate) arrakis_auth: bool,
     /// How guests are run: auto, kvm or tcg [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "kvm", "tcg"], hide_possible_values = true)]
     pub(crate) accel: Option<String>,
@@ -525,6 +528,10 @@ impl Serve {
             (SettingKey::PortBind, self.port_bind.clone()),
             (SettingKey::PortRange, self.port_range.clone()),
             (SettingKey::PortAccess, self.port_access.clone()),
+            (
+                SettingKey::ArrakisAuth,
+                self.arrakis_auth.then(|| "always".to_owned()),
+            ),
             (SettingKey::Accel, self.accel.clone()),
             (SettingKey::Warm, self.warm.clone()),
         ]

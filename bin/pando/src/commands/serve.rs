@@ -16,7 +16,7 @@ use pando_engine::{
     AcceleratorWish, Access, BakeOptions, Engine, EngineConfig, OpenError, PoolConfig, PortsConfig,
     WarmCount,
 };
-use pando_http::{HttpConfig, PublicUrl};
+use pando_http::{ArrakisConfig, HttpConfig, PublicUrl};
 use pando_shim::host::QemuVersion;
 use pando_types::{Accelerator, Size};
 use std::fs;
@@ -97,6 +97,7 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
         public_url: public_url(config)?,
+        arrakis: arrakis_config(config)?,
     };
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
@@ -173,6 +174,23 @@ fn public_url(config: &Config) -> anyhow::Result<Option<PublicUrl>> {
     let text = Some(config.get(SettingKey::PublicUrl)).filter(|text| !text.is_empty());
     let url = text.map(str::parse).transpose();
     url.map_err(|error| Failure::usage(format!("`public_url`: {error}")).into())
+}
+
+fn arrakis_config(config: &Config) -> anyhow::Result<ArrakisConfig> {
+    let template = config.get(SettingKey::ArrakisTemplate).parse();
+    let auth = config.get(SettingKey::ArrakisAuth);
+    Ok(ArrakisConfig {
+        template: template
+            .map_err(|error| Failure::usage(format!("`arrakis_template`: {error}")))?,
+        demands_key: match auth {
+            "local" => false,
+            "always" => true,
+            _ => {
+                let message = format!("`arrakis_auth` is `{auth}`: choose local or always");
+                return Err(Failure::usage(message).into());
+            }
+        },
+    })
 }
 
 fn ports_config(config: &Config) -> anyhow::Result<PortsConfig> {

@@ -6,7 +6,6 @@
 mod convert;
 mod exec;
 mod files;
-mod guest_file;
 mod network;
 mod ports;
 mod sandboxes;
