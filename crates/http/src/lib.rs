@@ -13,6 +13,7 @@ mod guest_files;
 mod host;
 mod json;
 mod metrics;
+mod process;
 mod proxy;
 mod server;
 mod to_the_end;
@@ -25,8 +26,9 @@ pub use urls::{BadPublicUrl, PublicUrl};
 use crate::arrakis::access::Keyless;
 use crate::gate::{Doors, Gate, GuestDoor, KeyCheck};
 use crate::host::HostRules;
+use crate::metrics::Metrics;
 use crate::urls::Urls;
-use pando_engine::Engine;
+use pando_engine::{Engine, Observer};
 use pando_types::TemplateRef;
 use std::future::Future;
 use std::io;
@@ -74,7 +76,8 @@ pub async fn serve(
     );
     let arrakis = arrakis::router(engine.clone(), config.arrakis.template);
     let urls = Arc::new(Urls::new(config.public_url, address.port()));
-    let metrics = Arc::default();
+    let metrics = Arc::<Metrics>::default();
+    engine.observe(Arc::clone(&metrics) as Arc<dyn Observer>);
     let native = v1::router(engine.clone(), Arc::clone(&metrics), Arc::clone(&urls));
     let guest: GuestDoor = {
         let engine = engine.clone();

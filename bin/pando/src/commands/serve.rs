@@ -1,7 +1,7 @@
 //! `pando serve`: the daemon, in the foreground or left in the background.
 
 use super::doctor::{Check, Outcome};
-use super::{block_on, client};
+use super::{block_on, client, limits};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
 use crate::config::{Config, SettingKey};
@@ -9,6 +9,7 @@ use crate::daemon_log::{RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
 use crate::preload::PRELOAD;
+use crate::supervisor;
 use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
@@ -82,26 +83,46 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
     // Before anything is opened: a port that is taken is the likeliest fault.
     let listener = listen(config.get(SettingKey::Listen)).await?;
+    take_over_groups();
+    supervisor::starting();
     let engine = open_engine(engine_config(config)?).await?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
+    if let Some(why) = super::jail::below_floor() {
+        tracing::warn!("{why}; `pando doctor` says more");
+    }
     if !in_background {
         // For whoever asked for port 0: the one line on stdout.
         output::line(&format!("http://{address}"));
         output::note("serving; Ctrl-C ends the daemon, sandboxes run on");
     }
+    let ended = engine.clone();
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
+        supervisor::stopping();
+        ended.end_calls();
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
         public_url: public_url(config)?,
         arrakis: arrakis_config(config)?,
     };
+    // Whoever connects from now on is answered: nothing that could fail is left.
+    supervisor::ready(address);
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
+}
+
+/// Limits by control group, where the host lets us have some.
+fn take_over_groups() {
+    match pando_sys::cgroup::take_over() {
+        Ok(groups) => {
+            tracing::info!(path = %groups.root().display(), "sandboxes get control groups");
+        }
+        Err(error) => tracing::info!("sandboxes get no control groups: {error}"),
+    }
 }
 
 async fn listen(address: &str) -> anyhow::Result<TcpListener> {
@@ -150,6 +171,8 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
             }
         },
         pool: pool_config(config)?,
+        admission: limits::admission(config)?,
+        limits: limits::defaults(config)?,
         ports: ports_config(config)?,
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
@@ -159,7 +182,6 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
-        jail: true,
     })
 }
 
@@ -232,7 +254,7 @@ fn is_private(config: &Config) -> bool {
 }
 
 /// A setting that is a number, or is not set.
-fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
+pub(super) fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
     match config.get(key) {
         "" => Ok(None),
         text => {
@@ -357,6 +379,8 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
     }
     command
         .current_dir("/")
+        // Left in the background it is nobody's service.
+        .env_remove(supervisor::NOTIFY_SOCKET)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file);
@@ -430,14 +454,7 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
         }
         Err(error) => checks.push(Check::new("qemu", Outcome::Failed, error.to_string())),
     }
-    checks.push(match pando_sys::jail::landlock::abi() {
-        0 => Check::new(
-            "landlock",
-            Outcome::Warning,
-            "this kernel has none: QEMU is confined by seccomp and its account alone",
-        ),
-        abi => Check::new("landlock", Outcome::Ok, format!("version {abi}")),
-    });
+    checks.extend(super::jail::checks());
     checks.push(check_ports(config));
     checks.push(match agent::agent() {
         Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),

@@ -76,13 +76,16 @@ pub(super) async fn run(
     };
     let id = vm.id.as_str();
     if request.blocking {
-        let ended = door.engine.exec(&caller, id, command, bytes::Bytes::new());
+        let ended = door
+            .engine
+            .exec(&caller, id, command, bytes::Bytes::new(), None);
         return Ok(said(&ended.await?));
     }
     let start = StartProcess {
         command,
         tty: None,
         stdin: false,
+        request_id: None,
     };
     door.engine.start_process(&caller, id, start).await?;
     let output = format!("Command '{}' started in background", request.cmd);

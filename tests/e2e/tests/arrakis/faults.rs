@@ -1,10 +1,11 @@
 //! What went wrong with that API's own server, and does not here.
 
-use super::{keyless, run, start};
+use super::{JSON, keyless, run, start};
 use pando_testkit::{Answer, Footprint, Options, World};
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Status of every VM, by name.
@@ -12,7 +13,8 @@ fn statuses(world: &World) -> Vec<(String, String)> {
     let listed = keyless(world).get("/v1/vms").json();
     let word = |vm: &Value, key: &str| vm[key].as_str().unwrap().to_owned();
     let vms = listed["vms"].as_array().unwrap().iter();
-    vms.map(|vm| (word(vm, "vmName"), word(vm, "status"))).collect()
+    vms.map(|vm| (word(vm, "vmName"), word(vm, "status")))
+        .collect()
 }
 
 /// Waits for the only VM to be in this state; the daemon learns of it by itself.
@@ -32,7 +34,6 @@ fn send(world: &World, headers: &[(&str, &str)]) -> Answer {
 #[test]
 fn nobody_but_a_program_of_this_machine_passes_without_a_key() {
     let mut world = World::start();
-    let json = ("content-type", "application/json");
     let before = Footprint::of(&world);
     for stranger in [
         ("origin", "http://evil.example"),
@@ -43,15 +44,23 @@ fn nobody_but_a_program_of_this_machine_passes_without_a_key() {
         ("via", "1.1 proxy"),
         ("x-real-ip", "203.0.113.7"),
     ] {
-        let refused = send(&world, &[json, stranger]);
-        assert!([401, 403].contains(&refused.status), "{stranger:?}: {}", refused.text);
+        let refused = send(&world, &[JSON, stranger]);
+        assert!(
+            [401, 403].contains(&refused.status),
+            "{stranger:?}: {}",
+            refused.text
+        );
         assert!(refused.json()["error"]["message"].is_string());
     }
     for form in ["text/plain", "application/x-www-form-urlencoded"] {
-        assert_eq!(send(&world, &[("content-type", form)]).status, 401, "{form}");
+        assert_eq!(
+            send(&world, &[("content-type", form)]).status,
+            401,
+            "{form}"
+        );
     }
     assert_eq!(send(&world, &[]).status, 415, "no type at all");
-    assert_eq!(send(&world, &[json, ("host", "evil.example")]).status, 421);
+    assert_eq!(send(&world, &[JSON, ("host", "evil.example")]).status, 421);
     assert_eq!(Footprint::of(&world), before);
     // Reading is no less.
     let read = keyless(&world).send("GET", "/vms", &[("x-forwarded-for", "203.0.113.7")], b"");
@@ -70,7 +79,10 @@ fn the_door_sees_and_destroys_only_its_own() {
     let world = World::start();
     let ours = world.ok(["create", "--name", "ours"]);
     start(&world, "theirs");
-    assert_eq!(statuses(&world), [("theirs".to_owned(), "RUNNING".to_owned())]);
+    assert_eq!(
+        statuses(&world),
+        [("theirs".to_owned(), "RUNNING".to_owned())]
+    );
     let door = keyless(&world);
     for path in ["/v1/vms/ours", &format!("/v1/vms/{ours}")] {
         assert_eq!(door.get(path).status, 404, "{path}");
@@ -79,7 +91,7 @@ fn the_door_sees_and_destroys_only_its_own() {
     // An id, or the beginning of one, is no name.
     assert_eq!(door.get("/v1/vms/s").status, 404);
     assert_eq!(door.delete("/v1/vms").status, 200);
-    assert_eq!(world.sandboxes(), [ours]);
+    assert_eq!(world.ok(["ls", "-q"]), ours);
 }
 
 #[test]
@@ -90,7 +102,17 @@ fn no_name_leads_out_of_its_place_and_no_file_of_the_host_in() {
     let kept = door.post("/v1/vms/one/snapshots", &json!({ "snapshotId": "kept" }));
     assert_eq!(kept.status, 200, "{}", kept.text);
     let before = Footprint::of(&world);
-    for name in [".", "..", "../x", "snapshots", "/etc", "a/b", "", "a\u{0}b", "ls"] {
+    for name in [
+        ".",
+        "..",
+        "../x",
+        "snapshots",
+        "/etc",
+        "a/b",
+        "",
+        "a\u{0}b",
+        "ls",
+    ] {
         let refused = door.post("/v1/vms", &json!({ "vmName": name }));
         if name != "snapshots" {
             assert_eq!(refused.status, 400, "{name:?}: {}", refused.text);
@@ -140,7 +162,9 @@ fn ports_of_the_host_come_back() {
 fn a_vm_that_died_says_so_and_its_name_can_be_used_again() {
     let world = World::start();
     start(&world, "one");
-    world.kill_vmm_of(&world_id(&world, "one"));
+    let vmm = world.vmm_pid(&run(&world, "one", "hostname"));
+    let killed = Command::new("kill").args(["-9", &vmm.to_string()]).status();
+    assert!(killed.unwrap().success());
     await_status(&world, "STOPPED");
     assert_eq!(keyless(&world).delete("/v1/vms/one").status, 200);
     start(&world, "one");
@@ -150,11 +174,6 @@ fn a_vm_that_died_says_so_and_its_name_can_be_used_again() {
     await_status(&world, "STOPPED");
     start(&world, "one");
     assert_eq!(run(&world, "one", "echo back"), "back");
-}
-
-/// The id behind a VM's name: its hostname.
-fn world_id(world: &World, name: &str) -> String {
-    run(world, name, "hostname")
 }
 
 #[test]
@@ -169,7 +188,10 @@ fn two_that_start_the_same_name_make_one() {
                 })
             })
             .collect();
-        starting.into_iter().map(|one| one.join().unwrap()).collect()
+        starting
+            .into_iter()
+            .map(|one| one.join().unwrap())
+            .collect()
     });
     let mut sorted = both.clone();
     sorted.sort_unstable();
@@ -206,7 +228,10 @@ fn commands_are_neither_cut_off_nor_held_up() {
         // Lines longer than its reader takes.
         let lines = "head -c 1000000 /dev/zero | tr '\\0' x; echo; echo > done";
         let started = json!({ "cmd": lines, "blocking": false });
-        assert_eq!(keyless(&world).post("/v1/vms/one/cmd", &started).status, 200);
+        assert_eq!(
+            keyless(&world).post("/v1/vms/one/cmd", &started).status,
+            200
+        );
         run(&world, "one", "until test -e done; do sleep 0.05; done");
         // What it stops is stopped in order: what was written is on the disk.
         long.join().unwrap()
@@ -214,8 +239,7 @@ fn commands_are_neither_cut_off_nor_held_up() {
     assert_eq!(long, "at last");
     run(&world, "one", "echo written > file");
     let stop = json!({ "status": "stopped" }).to_string();
-    let json_type = [("content-type", "application/json")];
-    let stopped = keyless(&world).send("PATCH", "/v1/vms/one", &json_type, stop.as_bytes());
+    let stopped = keyless(&world).send("PATCH", "/v1/vms/one", &[JSON], stop.as_bytes());
     assert_eq!(stopped.status, 200, "{}", stopped.text);
     start(&world, "one");
     assert_eq!(run(&world, "one", "cat file"), "written");
@@ -232,12 +256,16 @@ fn several_from_one_snapshot_while_the_list_is_read() {
         let restoring: Vec<_> = (0..3)
             .map(|number| {
                 scope.spawn(move || {
-                    let request = json!({ "vmName": format!("from-{number}"), "snapshotId": "kept" });
+                    let request =
+                        json!({ "vmName": format!("from-{number}"), "snapshotId": "kept" });
                     keyless(world).post("/v1/vms", &request)
                 })
             })
             .collect();
-        while !restoring.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+        while !restoring
+            .iter()
+            .all(std::thread::ScopedJoinHandle::is_finished)
+        {
             assert_eq!(keyless(world).get("/v1/vms").status, 200);
         }
         for restored in restoring {
@@ -257,9 +285,15 @@ fn what_is_asked_wrongly_is_refused_in_this_apis_words() {
     let door = keyless(&world);
     let missing = door.get("/v1/vms/none");
     assert_eq!(missing.status, 404);
-    assert_eq!(missing.json()["error"]["message"], "sandbox `none` not found");
+    assert_eq!(
+        missing.json()["error"]["message"],
+        "sandbox `none` not found"
+    );
     let no_route = door.get("/v1/vms/none/other");
-    assert_eq!((no_route.status, no_route.text.as_str()), (404, "404 page not found\n"));
+    assert_eq!(
+        (no_route.status, no_route.text.as_str()),
+        (404, "404 page not found\n")
+    );
     let wrong = door.send("PUT", "/v1/vms/none", &[], b"");
     assert_eq!((wrong.status, wrong.text.as_str()), (405, ""));
     for (path, body) in [
@@ -269,11 +303,18 @@ fn what_is_asked_wrongly_is_refused_in_this_apis_words() {
         ("/v1/vms/none/cmd", json!({ "cmd": "" })),
         ("/v1/vms/none/files", json!({ "files": [] })),
         ("/v1/vms/none/files", json!({ "files": [{ "path": "a" }] })),
-        ("/v1/vms/none/files", json!({ "files": [{ "path": "", "content": "" }] })),
+        (
+            "/v1/vms/none/files",
+            json!({ "files": [{ "path": "", "content": "" }] }),
+        ),
     ] {
         let refused = door.post(path, &body);
         assert_eq!(refused.status, 400, "{path} {body}: {}", refused.text);
-        assert!(refused.json()["error"]["message"].is_string(), "{}", refused.text);
+        assert!(
+            refused.json()["error"]["message"].is_string(),
+            "{}",
+            refused.text
+        );
     }
     assert_eq!(door.get("/v1/vms/none/files").status, 400);
     let large = json!({ "cmd": "x".repeat(13 << 20) });

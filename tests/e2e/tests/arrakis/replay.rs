@@ -1,12 +1,13 @@
 //! What the command line and the MCP server of that API send, request by request.
 
-use super::keyless;
+use super::{JSON, keyless};
 use pando_testkit::World;
 use serde_json::Value;
 
 /// One request and what its sender reads of the answer: each key of `reads` must be there, and
 /// be as it says, where it says something.
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Step {
     what: String,
     method: String,
@@ -25,13 +26,17 @@ fn replay(steps: &str) {
     for step in steps {
         let body = step.body.as_ref().map(Value::to_string).unwrap_or_default();
         let headers: &[_] = match step.body {
-            Some(_) => &[("content-type", "application/json")],
+            Some(_) => &[JSON],
             None => &[],
         };
         let answer = api.send(&step.method, &step.path, headers, body.as_bytes());
         let what = format!("{}: {} {}", step.what, answer.status, answer.text);
         assert_eq!(answer.status, step.status, "{what}");
-        assert_eq!(answer.header("content-type"), Some("application/json"), "{what}");
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/json"),
+            "{what}"
+        );
         let json = answer.json();
         assert!(json.is_object() && answer.text.ends_with("}\n"), "{what}");
         for (pointer, expected) in &step.reads {
