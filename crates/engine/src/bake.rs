@@ -439,9 +439,9 @@ impl Oven {
                     .build();
                 if let Ok(runtime) = runtime {
                     runtime.block_on(process.kill());
+                    runtime.block_on(crate::groups::remove(&dir));
                 }
             }
-            crate::groups::remove(&dir);
             drop(dir.remove());
         }))
     }

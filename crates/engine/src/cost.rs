@@ -36,7 +36,11 @@ impl Engine {
         sandbox: &str,
     ) -> Result<Sandbox, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        self.describe_with_usage(entry).await
+        let usage = self.usage(&entry).await?;
+        Ok(Sandbox {
+            usage: Some(usage),
+            ..self.get(caller, entry.id.as_str()).await?
+        })
     }
 
     /// The caller's sandboxes, oldest first, with what they cost.

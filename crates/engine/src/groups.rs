@@ -5,6 +5,7 @@
 use pando_store::SandboxDir;
 use pando_sys::cgroup::{self, GroupLimits};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// Memory of a sandbox beyond its guest's, in MiB: QEMU itself and its cache of translated
 /// code (128), the shim with its buffers (64 MiB of output and connections at the most), the
@@ -15,6 +16,12 @@ const MEMORY_OVERHEAD_MIB: u64 = 512;
 /// Processes and threads of a sandbox. QEMU has one for each of 8 CPUs and up to 64 that
 /// do I/O, the shim one for each of the host's CPUs and those that wait on files.
 const PROCESSES: u64 = 1024;
+
+/// How long the threads of a killed VM may take to end: they give back its memory.
+const REMOVAL_WAIT: Duration = Duration::from_secs(5);
+
+/// How often we look.
+const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// The group that the shim of a sandbox of this size is to be born in.
 pub(crate) fn create(dir: &SandboxDir, memory_mib: u32) -> Option<OwnedFd> {
@@ -52,10 +59,13 @@ pub(crate) fn explain(dir: &SandboxDir, cause: String) -> String {
     }
 }
 
-/// Removes the group of a sandbox whose processes have ended.
-pub(crate) fn remove(dir: &SandboxDir) {
-    if let Some(groups) = cgroup::ours() {
-        groups.remove(&name(dir));
+/// Removes the group of a sandbox whose processes were killed. A process that is waited
+/// for no more may have threads that still end; what takes longer is left to the next daemon.
+pub(crate) async fn remove(dir: &SandboxDir) {
+    let Some(groups) = cgroup::ours() else { return };
+    let deadline = tokio::time::Instant::now() + REMOVAL_WAIT;
+    while !groups.remove(&name(dir)) && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(REMOVAL_PAUSE).await;
     }
 }
 

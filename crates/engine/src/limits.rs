@@ -1,10 +1,17 @@
 //! A sandbox's limits, as the index keeps them and as its shim is told.
 
 use crate::EngineError;
+use crate::request::CreateSandbox;
 use pando_shim::spec;
 use pando_store::SandboxRow;
 use pando_types::SandboxLimits;
 use pando_wire::shim;
+
+/// Refuses limits that cannot be had.
+pub(crate) fn check_limits(request: &CreateSandbox) -> Result<(), EngineError> {
+    let checked = request.limits.check();
+    checked.map_err(|error| EngineError::Invalid(error.to_string()))
+}
 
 /// As a row keeps them: what a shim's spec has, which is never changed either.
 pub(crate) fn limits_json(limits: &SandboxLimits) -> Result<String, EngineError> {

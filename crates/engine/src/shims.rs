@@ -323,7 +323,7 @@ impl ShimProcess {
         if let Some(process) = Self::read(dir) {
             process.kill().await;
         }
-        groups::remove(dir);
+        groups::remove(dir).await;
     }
 
     /// Kills it, and with it its VMM, and waits until both are gone.

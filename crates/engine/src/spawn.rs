@@ -5,7 +5,7 @@ use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM};
 use crate::engine::Engine;
 use crate::groups;
 use crate::lifecycle::Operation;
-use crate::limits::{limits_json, spec_of};
+use crate::limits::{check_limits, limits_json, spec_of};
 use crate::network::egress_json;
 use crate::pool::Wanted;
 use crate::request::{Caller, CreateSandbox, Start};
@@ -445,21 +445,6 @@ impl Engine {
         started
     }
 
-    async fn pre_mount(&self, root: &str, size: Size) -> Result<Snapshot, EngineError> {
-        let ingredients = self.ingredients_of(root, size).await?;
-        let bakery = &self.inner.bakery;
-        bakery.ensure(&ingredients, SavedState::PreMount).await
-    }
-
-    /// Makes the template's snapshot of this size, if there is none yet.
-    async fn ensure_baked(&self, ingredients: &Ingredients) -> Result<(), EngineError> {
-        let bakery = &self.inner.bakery;
-        if bakery.find(ingredients, SavedState::Ready).is_none() {
-            bakery.ensure(ingredients, SavedState::Ready).await?;
-        }
-        Ok(())
-    }
-
     async fn start_again(&self, entry: &Arc<Entry>, bake: Snapshot) -> Result<(), EngineError> {
         let dir = self.dir_of(entry);
         let laid_out = dir.clone();
@@ -609,12 +594,6 @@ fn size(request: &CreateSandbox) -> Result<Size, EngineError> {
     let cpus = request.cpus.unwrap_or(Size::DEFAULT.cpus());
     let memory_mib = request.memory_mib.unwrap_or(Size::DEFAULT.memory_mib());
     Size::new(cpus, memory_mib).map_err(|error| EngineError::Invalid(error.to_string()))
-}
-
-/// Refuses limits that cannot be had.
-pub(crate) fn check_limits(request: &CreateSandbox) -> Result<(), EngineError> {
-    let checked = request.limits.check();
-    checked.map_err(|error| EngineError::Invalid(error.to_string()))
 }
 
 /// Refuses what is too much, or what no process can be given.

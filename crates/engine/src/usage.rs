@@ -23,10 +23,10 @@ use std::sync::Arc;
 /// The end of a console that is shown; its log is bounded too, by a jailed process.
 const CONSOLE_BYTES: u64 = 1 << 20;
 
-/// The lines of it that tell why a sandbox failed: a panic's trace has some thirty.
-const LAST_CONSOLE_LINES: usize = 40;
+/// The lines of it that tell why a sandbox failed: a panic's trace has some fifty.
+const LAST_CONSOLE_LINES: usize = 80;
 const LAST_CONSOLE_CHARACTERS: usize = 240;
-const LAST_CONSOLE_BYTES: u64 = 16 << 10;
+const LAST_CONSOLE_BYTES: u64 = 32 << 10;
 
 impl Engine {
     /// A no-op through the agent. Legal while the sandbox runs. Who only looks whether it

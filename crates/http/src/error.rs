@@ -373,6 +373,11 @@ mod tests {
             interrupted(Interruption::Paused),
             interrupted(Interruption::Stopped),
             interrupted(Interruption::Removed),
+            E::DaemonRestarted {
+                id: text(),
+                process_id: text(),
+            },
+            E::RequestIdTaken(text()),
             E::Invalid(text()),
             E::WrongState {
                 id: text(),
@@ -422,6 +427,7 @@ mod tests {
                 | E::SnapshotFailed(_)
                 | E::BakeFailed { .. }
                 | E::NoSpace(_) => {}
+                E::DaemonRestarted { .. } | E::RequestIdTaken(_) => {}
                 E::SnapshotNotFound(_) | E::SnapshotNameTaken(_) => {}
                 E::Incompatible { .. } | E::Corrupt { .. } => {}
                 E::Interrupted { by, .. } => match by {

@@ -142,9 +142,21 @@ impl Moment {
     fn sandboxes(&mut self, status: &Status) {
         let sandboxes = Family::<Labels, Gauge>::default();
         for (state, count) in &status.sandboxes {
-            set(&sandboxes, vec![("state", (*state).to_owned())], *count);
+            set(&sandboxes, &vec![("state", (*state).to_owned())], *count);
         }
         self.put("pando_sandboxes", "Sandboxes, by state", sandboxes);
+        self.count(
+            "pando_starts_under_way",
+            "Starts of sandboxes that wait for their turn or have it",
+            status.starts_under_way as u64,
+        );
+        let refused = Counter::<u64>::default();
+        refused.inc_by(status.starts_refused);
+        self.put(
+            "pando_starts_refused",
+            "Starts refused, by limits or by a full or busy host",
+            refused,
+        );
         self.count(
             "pando_adopted_sandboxes",
             "Sandboxes that ran and were taken over at the daemon's start",
@@ -166,7 +178,7 @@ impl Moment {
                 ("cpus", slots.size.cpus().to_string()),
                 ("memory_mib", slots.size.memory_mib().to_string()),
             ];
-            set(&waiting, labels, slots.waiting as u64);
+            set(&waiting, &labels, slots.waiting as u64);
         }
         self.put(
             "pando_pool_slots",
@@ -192,7 +204,7 @@ impl Moment {
             ("accelerator", status.accelerator.to_string()),
             ("vmm", status.vmm.clone()),
         ];
-        set(&info, labels, 1);
+        set(&info, &labels, 1);
         self.put("pando_build_info", "What runs here", info);
         let headroom = &status.headroom;
         for (name, help, value) in [
@@ -267,9 +279,9 @@ impl Moment {
     }
 }
 
-fn set(family: &Family<Labels, Gauge>, labels: Labels, value: u64) {
+fn set(family: &Family<Labels, Gauge>, labels: &Labels, value: u64) {
     let value = i64::try_from(value).unwrap_or(i64::MAX);
-    family.get_or_create_owned(&labels).set(value);
+    family.get_or_create_owned(labels).set(value);
 }
 
 #[cfg(test)]
@@ -301,8 +313,8 @@ mod tests {
                 claims: BTreeMap::from([("warm", 5)]),
                 ..PoolStatus::default()
             },
-            starts_under_way: 0,
-            starts_refused: 0,
+            starts_under_way: 1,
+            starts_refused: 7,
             adoption: Adoption {
                 sandboxes: 2,
                 took: Duration::from_millis(250),
@@ -338,11 +350,12 @@ mod tests {
             "pando_sandboxes{state=\"running\"} 3",
             "pando_pool_slots{kind=\"warm\",template=\"base:latest\",cpus=\"1\",memory_mib=\"512\"} 2",
             "pando_pool_claims_total{kind=\"warm\"} 5",
+            "pando_starts_refused_total 7",
             "pando_operations_in_flight{operation=\"create\"} 0",
             "pando_operations_in_flight{operation=\"pause\"} 1",
             "pando_operations_in_flight{operation=\"fork\"} 0",
-            &format!("pando_operation_duration_seconds_bucket{{le=\"0.025\",{create}}} 0"),
-            &format!("pando_operation_duration_seconds_bucket{{le=\"0.05\",{create}}} 1"),
+            &format!("pando_operation_duration_seconds_bucket{{{create},le=\"0.025\"}} 0"),
+            &format!("pando_operation_duration_seconds_bucket{{{create},le=\"0.05\"}} 1"),
             &format!("pando_operation_duration_seconds_count{{{create}}} 1"),
             &format!("pando_operation_duration_seconds_sum{{{create}}} 0.03"),
             "pando_build_info{version=\"1.2.3\",accelerator=\"tcg\",vmm=\"QEMU \\\"10\\\"\"} 1",

@@ -21,7 +21,7 @@ const NICE_STEP: f64 = 1.25;
 
 impl Limits {
     /// What the daemon says in a claim.
-    pub(crate) fn of(message: shim::Limits) -> Self {
+    pub(crate) fn of(message: &shim::Limits) -> Self {
         Self {
             cpu_percent: message.cpu_percent,
             processes: message.processes,
@@ -47,9 +47,8 @@ impl Limits {
     }
 
     fn disk_rates(&self) -> Option<DiskRates> {
-        if self.disk_mib_s.or(self.disk_iops).is_none() {
-            return None;
-        }
+        // None is set.
+        self.disk_mib_s.or(self.disk_iops)?;
         Some(DiskRates {
             bytes_per_second: self.disk_mib_s.map(mib),
             requests_per_second: self.disk_iops.map(u64::from),

@@ -11,6 +11,7 @@ use crate::spec::{self, Begin, ShimSpec, Wait};
 use crate::stall::{NO_SPACE, until_no_space};
 use crate::steps::Steps;
 use pando_net::{Gateway, GatewayConfig, GatewayHandle, GatewayLimits};
+use pando_sys::jail::seccomp::{self, FilterError};
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
 use pando_vmm::{Channels, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
@@ -105,6 +106,8 @@ pub(crate) enum StartError {
     Egress(#[from] pando_types::EgressError),
     #[error("its limits cannot be put on")]
     Limit(#[source] std::io::Error),
+    #[error("its jail cannot be put on")]
+    Jail(#[from] FilterError),
     #[error("{NO_SPACE}")]
     NoSpace,
     #[error("the warm-up failed: {0}")]
@@ -162,6 +165,7 @@ impl Machine {
         let (config, (ctl, data), nic) = self.config()?;
         let gateway = self.gateway_of(nic)?;
         let qemu = Qemu::launch(config).await?;
+        seccomp::keep_to_limits_of(qemu.pid())?;
         steps.mark("launched");
         let mut identity = Identity::of(&self.spec);
         let mut begin = self.spec.begin;

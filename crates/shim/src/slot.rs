@@ -73,7 +73,7 @@ impl Claim {
                 hostname: request.hostname,
                 machine_id: request.machine_id,
                 env: request.env.into_iter().collect(),
-                limits: Limits::of(request.limits.into_option().unwrap_or_default()),
+                limits: Limits::of(&request.limits.into_option().unwrap_or_default()),
             },
             network: network_of(network)?,
             bind: request.bind.into_option(),

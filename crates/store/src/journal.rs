@@ -120,7 +120,9 @@ mod tests {
         let told = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&told);
         index
-            .on_event(move || drop(counter.fetch_add(1, Ordering::Relaxed)))
+            .on_event(move || {
+                counter.fetch_add(1, Ordering::Relaxed);
+            })
             .unwrap();
         for number in 0..3 {
             write(&index, "a", "sandbox.running", &format!("s{number}"));

@@ -174,10 +174,13 @@ impl Cgroups {
         oom_kills(&events.unwrap_or_default())
     }
 
-    /// Removes a group whose processes have ended. Where one is left, so is the group:
-    /// the next sweep finds it.
-    pub fn remove(&self, name: &str) {
-        drop(fs::remove_dir(self.path(name)));
+    /// Removes a group whose processes have ended; false where one is left, and with it the
+    /// group.
+    pub fn remove(&self, name: &str) -> bool {
+        match fs::remove_dir(self.path(name)) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     /// Removes every group in which nothing is left. Not while one is being filled.

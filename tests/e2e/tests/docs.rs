@@ -88,9 +88,19 @@ fn filter_all(lines: &[String]) -> Vec<String> {
     lines
 }
 
-/// Takes out what differs each time: ids, times, dates, and the width of columns.
+/// Takes out what differs each time: ids, times, dates, sizes, and the width of columns.
 fn filter(line: &str) -> String {
-    let words: Vec<String> = line.split_whitespace().map(filter_word).collect();
+    let mut words: Vec<String> = line.split_whitespace().map(filter_word).collect();
+    for at in 1..words.len() {
+        let is_unit = ["B", "KiB", "MiB", "GiB", "s"].contains(&words[at].as_str());
+        let is_number = words[at - 1] == "<time>" || words[at - 1].parse::<f64>().is_ok();
+        if is_unit && is_number {
+            // Its unit too: what is small on one machine is larger on another.
+            words[at - 1] = "<size>".to_owned();
+            words[at] = String::new();
+        }
+    }
+    words.retain(|word| !word.is_empty());
     words.join(" ")
 }
 

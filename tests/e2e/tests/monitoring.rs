@@ -43,9 +43,12 @@ fn families(metrics: &str) -> BTreeSet<String> {
 #[test]
 fn alerts_and_board_ask_for_metrics_that_there_are() {
     let world = World::with(Options {
-        without_template: true,
+        env: vec![("PANDO_WARM".to_owned(), "1".to_owned())],
         ..Options::default()
     });
+    // What was never done has no histogram, and what does not wait is not counted.
+    world.create();
+    world.await_full_pool();
     let answer = world.api().get("/metrics");
     let there = families(&String::from_utf8_lossy(&answer.body));
     assert!(there.contains("pando_sandboxes"), "{there:?}");
@@ -89,4 +92,20 @@ fn the_board_is_sound_json_with_a_query_in_each_panel() {
             );
         }
     }
+}
+
+#[test]
+fn doctor_says_whether_sandboxes_have_control_groups_of_their_own() {
+    let world = World::with(Options {
+        without_template: true,
+        ..Options::default()
+    });
+    // A daemon that no service manager started has none, whatever the host is.
+    let doctor = world.run(["doctor"]).stdout;
+    let found = doctor.lines().find(|line| line.contains(" cgroups: "));
+    let found = found.expect("a line about control groups");
+    assert!(
+        found.starts_with("warning") && found.contains("not delegated"),
+        "{found}"
+    );
 }

@@ -94,3 +94,70 @@ fn readiness_is_told_once_sandboxes_are_taken_over_and_shims_hear_nothing_of_the
     assert_eq!(manager.next()[0], "READY=1");
     assert_eq!(world.sh(&id, "echo up"), "up");
 }
+
+#[test]
+fn metrics_tell_what_was_done_how_long_it_took_and_what_came_of_it() {
+    let world = World::start();
+    let id = world.create();
+    world.sh(&id, "true");
+    let missing = serde_json::json!({ "argv": ["/no/such/program"] });
+    let path = format!("/v1/sandboxes/{id}/exec");
+    assert_eq!(world.api().post(&path, &missing).status, 422);
+    world.ok(["pause", &id]);
+    world.ok(["resume", &id]);
+    let answer = world.api().get("/metrics");
+    assert!(
+        answer
+            .header("content-type")
+            .unwrap()
+            .starts_with("text/plain; version=0.0.4")
+    );
+    let text = answer.text;
+    let labels = |operation: &str, source: &str, result: &str| {
+        format!("{{operation=\"{operation}\",source=\"{source}\",result=\"{result}\"}}")
+    };
+    for (operation, source, result, count) in [
+        ("create", "none", "ok", 1),
+        // The create's own, and the resume's.
+        ("spawn", "", "ok", 2),
+        ("exec", "", "ok", 1),
+        ("exec", "", "refused", 1),
+        ("pause", "", "ok", 1),
+        ("resume", "", "ok", 1),
+    ] {
+        let labels = labels(operation, source, result);
+        let line = format!("pando_operation_duration_seconds_count{labels} {count}");
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is missing in:\n{text}"
+        );
+    }
+    let number = |name: &str| -> f64 {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.and_then(|number| number.parse().ok())
+            .unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+    };
+    let create = number(&format!(
+        "pando_operation_duration_seconds_sum{}",
+        labels("create", "none", "ok")
+    ));
+    assert!(create > 0.01 && create < 60.0, "{create} s");
+    for operation in ["create", "exec", "pause", "resume"] {
+        let name = format!("pando_operations_in_flight{{operation=\"{operation}\"}}");
+        assert_eq!(number(&name), 0.0, "{operation}");
+    }
+    for name in [
+        "pando_host_memory_available_bytes",
+        "pando_host_cpus",
+        "pando_state_disk_available_bytes",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        "process_start_time_seconds",
+    ] {
+        assert!(number(name) >= 1.0, "{name}");
+    }
+    assert!(number("pando_host_memory_available_bytes") <= number("pando_host_memory_total_bytes"));
+    assert_eq!(number("pando_sandboxes{state=\"running\"}"), 1.0);
+}

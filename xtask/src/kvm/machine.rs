@@ -23,14 +23,28 @@ const KERNEL_HZ: u64 = 250;
 /// Lines of results that are kept; the script tells about forty.
 const LINES_MAX: usize = 1000;
 
-/// Runs the machine until it powers itself off, and returns the lines it told.
+/// How often the console is looked at, where nothing is told.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// What the kernel writes there when it gives up.
+const PANIC: &str = "Kernel panic - not syncing";
+
+/// How a run of the machine ended.
+pub(super) enum Ended {
+    /// It told this.
+    Told(Vec<String>),
+    /// Its own kernel, which knows nothing of what is tested, gave up.
+    Panicked,
+}
+
+/// Runs the machine until its test is done.
 pub(super) fn run(
     steps: &Steps,
     host: &KvmHost,
     payload: &Path,
     console: &Path,
     deadline: Duration,
-) -> Result<Vec<String>> {
+) -> Result<Ended> {
     let mut command = command(host, payload, console)?;
     steps.note(&format!("$ {command:?}"));
     let child = command.spawn().context("cannot run `qemu-system-x86_64`")?;
@@ -41,16 +55,23 @@ pub(super) fn run(
     let mut told = Vec::new();
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        match lines.recv_timeout(left) {
+        match lines.recv_timeout(left.min(PAUSE)) {
             Ok(line) => {
                 steps.note(&line);
+                let done = line == "done";
                 told.push(line);
+                // After a failure it stays up, and has told all that it will.
+                if done {
+                    break;
+                }
                 if told.len() > LINES_MAX {
                     bail!("the machine tells too much");
                 }
             }
             // QEMU has closed it: the machine is off.
             Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) if has_panicked(console) => return Ok(Ended::Panicked),
+            Err(RecvTimeoutError::Timeout) if left > PAUSE => {}
             Err(RecvTimeoutError::Timeout) => {
                 told.push(format!(
                     "not ok the whole: it took longer than {} minutes",
@@ -60,7 +81,12 @@ pub(super) fn run(
             }
         }
     }
-    Ok(told)
+    Ok(Ended::Told(told))
+}
+
+fn has_panicked(console: &Path) -> bool {
+    let written = std::fs::read(console).unwrap_or_default();
+    String::from_utf8_lossy(&written).contains(PANIC)
 }
 
 /// Killed when it is no longer looked at.

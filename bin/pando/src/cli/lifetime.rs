@@ -26,7 +26,7 @@ impl Span {
 /// How long a new sandbox is there.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct LifetimeFlags {
-    /// Its time from the moment at which it runs: 90, 90s, 5m, 1h, 2d, or `none` [default: none]
+    /// Its time from the moment at which it runs: 90, 90s, 5m, 1h, 2d, or `none`
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub(crate) timeout: Option<Span>,
     #[command(flatten)]
@@ -39,10 +39,10 @@ pub(crate) struct SleepFlags {
     /// Its time without use, which is a call, a shell, a copy, or bytes of its ports
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub(crate) idle_timeout: Option<Span>,
-    /// What becomes of it when its time is over: `kill` removes it, `pause` puts it on disk [default: kill]
+    /// What becomes of it when its time is over: `kill` removes it, `pause` puts it on disk
     #[arg(long, value_name = "kill|pause", value_parser = ["kill", "pause"], hide_possible_values = true)]
     pub(crate) on_timeout: Option<String>,
-    /// Let it go on when it is paused and a call or traffic needs it; that waits until it does [default: off]
+    /// Let it go on when it is paused and a call or traffic needs it; that waits until it does
     #[arg(long, value_name = "on|off", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = switch)]
     pub(crate) auto_resume: Option<bool>,
 }

@@ -19,6 +19,7 @@ use pando_engine::{
 };
 use pando_http::{ArrakisConfig, HttpConfig, PublicUrl};
 use pando_shim::host::QemuVersion;
+use pando_sys::cgroup::{self, Cgroups, NotDelegated};
 use pando_types::{Accelerator, Size};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,9 +84,11 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
     // Before anything is opened: a port that is taken is the likeliest fault.
     let listener = listen(config.get(SettingKey::Listen)).await?;
-    take_over_groups();
+    // Before the engine starts a process.
+    let groups = cgroup::take_over();
     supervisor::starting();
     let engine = open_engine(engine_config(config)?).await?;
+    tell_of_groups(groups);
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
     if let Some(why) = super::jail::below_floor() {
@@ -115,9 +118,9 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     served.context("cannot serve")
 }
 
-/// Limits by control group, where the host lets us have some.
-fn take_over_groups() {
-    match pando_sys::cgroup::take_over() {
+/// Whether the host lets sandboxes be limited by control groups.
+fn tell_of_groups(groups: Result<&Cgroups, NotDelegated>) {
+    match groups {
         Ok(groups) => {
             tracing::info!(path = %groups.root().display(), "sandboxes get control groups");
         }

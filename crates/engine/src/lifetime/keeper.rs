@@ -3,6 +3,7 @@
 use super::rules::{Cause, Verdict, View, verdict};
 use crate::EngineError;
 use crate::engine::Engine;
+use crate::observe::Operation;
 use crate::sandboxes::Entry;
 use pando_store::NewEvent;
 use pando_types::{Lifespan, OnTimeout, SandboxId};
@@ -126,8 +127,14 @@ impl Engine {
         let why = cause.sentence();
         tracing::info!(sandbox = %entry.id, "{deed}: {why}");
         match deed {
-            OnTimeout::Kill => self.erase(entry, why).await,
-            OnTimeout::Pause => self.put_on_disk(entry, Some(why)).await,
+            OnTimeout::Kill => {
+                let removing = self.erase(entry, why);
+                self.observed(Operation::Remove, removing).await
+            }
+            OnTimeout::Pause => {
+                let pausing = self.put_on_disk(entry, Some(why));
+                self.observed(Operation::Pause, pausing).await
+            }
         }
     }
 

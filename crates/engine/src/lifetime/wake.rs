@@ -3,6 +3,7 @@
 use super::activity::Using;
 use crate::EngineError;
 use crate::engine::Engine;
+use crate::observe::Operation;
 use crate::sandboxes::Entry;
 use crate::shims::Shim;
 use futures::FutureExt as _;
@@ -104,7 +105,10 @@ impl Engine {
             return Err(EngineError::SandboxNotFound(entry.id.to_string()));
         }
         match entry.can_be_woken() {
-            true => self.take_off_disk(entry).await,
+            true => {
+                let resuming = self.take_off_disk(entry);
+                self.observed(Operation::Resume, resuming).await
+            }
             // Somebody has done it, or nobody may.
             false => Ok(()),
         }

@@ -11,7 +11,7 @@ use crate::admission::{Admitted, Ask};
 use crate::bake::Ingredients;
 use crate::engine::{Change, Engine, Moved};
 use crate::lifecycle::Operation;
-use crate::limits::{limits_json, limits_of};
+use crate::limits::{check_limits, limits_json, limits_of};
 use crate::network::egress_json;
 use crate::request::{
     Caller, CreateSandbox, Fork, Forked, Lifetime, Sandbox, Snapshot, Start, TakeSnapshot,
@@ -19,7 +19,7 @@ use crate::request::{
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess, log_last_words};
 use crate::source::{Source, lay_out_disk};
-use crate::spawn::{check_limits, check_maps, env_of, to_json};
+use crate::spawn::{check_maps, env_of, to_json};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_store::{SandboxDir, SandboxRow, SavedState, Snapshot as Stored, SnapshotRow, fault};
 use pando_types::{Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind, limits};

@@ -81,6 +81,9 @@ pub enum FilterError {
     /// The filter could not be compiled.
     #[error("the system call filter could not be compiled")]
     Compile(#[source] seccompiler::BackendError),
+    /// The kernel refused it.
+    #[error("the system call filter could not be put on")]
+    Apply(#[source] seccompiler::Error),
 }
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -115,12 +118,7 @@ impl Program {
     }
 
     fn compile(rules: Rules) -> Result<Self, FilterError> {
-        let architecture =
-            TargetArch::try_from(std::env::consts::ARCH).map_err(|_| FilterError::Architecture)?;
-        let denied = SeccompAction::Errno(libc::EPERM as u32);
-        let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, architecture)
-            .map_err(FilterError::Compile)?;
-        let compiled = BpfProgram::try_from(filter).map_err(FilterError::Compile)?;
+        let compiled = filter(rules)?;
         Ok(Self {
             instructions: [refuse_x32(), know_not(), compiled].concat(),
         })
@@ -130,6 +128,30 @@ impl Program {
     pub(crate) fn instructions(&self) -> Vec<Cell<sock_filter>> {
         self.instructions.iter().cloned().map(Cell::new).collect()
     }
+}
+
+/// Leaves this process, with all of its threads and for good, the limits of one other, its
+/// VMM's, besides its own. To be called once that runs, and before its guest does.
+///
+/// # Errors
+/// The kernel refuses the filter.
+pub fn keep_to_limits_of(vmm_pid: u32) -> Result<(), FilterError> {
+    let others = rule([
+        (0, SeccompCmpOp::Ne, 0),
+        (0, SeccompCmpOp::Ne, vmm_pid.into()),
+    ]);
+    let others = others.map_err(FilterError::Compile)?;
+    let program = filter(Rules::from([(libc::SYS_prlimit64, vec![others])]))?;
+    seccompiler::apply_filter_all_threads(&program).map_err(FilterError::Apply)
+}
+
+fn filter(rules: Rules) -> Result<BpfProgram, FilterError> {
+    let architecture =
+        TargetArch::try_from(std::env::consts::ARCH).map_err(|_| FilterError::Architecture)?;
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, architecture)
+        .map_err(FilterError::Compile)?;
+    BpfProgram::try_from(filter).map_err(FilterError::Compile)
 }
 
 /// Puts the number of the process that the filter is for into it. Called between fork and
@@ -178,9 +200,6 @@ fn restrict_both(rules: &mut Rules) -> Compiled<()> {
     let namespaces = CLONE_NAMESPACES.map(|flag| rule([all_of(0, flag as u64)]));
     let namespaces = namespaces.into_iter().collect::<Compiled<_>>()?;
     rules.insert(libc::SYS_clone, namespaces);
-    // Limits of other processes: those of the same account could be ended by them.
-    let others = rule([(0, SeccompCmpOp::Ne, 0)])?;
-    rules.insert(libc::SYS_prlimit64, vec![others]);
     // Files that lend rights can be made with their mode, without any change of it.
     rules.insert(libc::SYS_openat, lending(2)?);
     #[cfg(target_arch = "x86_64")]
@@ -209,12 +228,22 @@ fn lending(flags: u8) -> Compiled<Vec<SeccompRule>> {
 fn restrict_vmm(rules: &mut Rules) -> Compiled<()> {
     let others = rule([(0, SeccompCmpOp::Ne, OWN_PID.into())])?;
     rules.insert(libc::SYS_tgkill, vec![others]);
+    // Limits of other processes: those of the same account could be ended by them.
+    let others = rule([(0, SeccompCmpOp::Ne, 0)])?;
+    rules.insert(libc::SYS_prlimit64, vec![others]);
     Ok(())
 }
 
 /// A shim reaches the network and what it has open. Sockets in the file system are none of
 /// landlock's business, and as an ordinary user those of other shims are the user's own.
 fn restrict_shim(rules: &mut Rules) -> Compiled<()> {
+    // The size of files that its VMM may write is its to limit, when it becomes a sandbox's.
+    // Which process that is comes later: see `keep_to_limits_of`.
+    let others = rule([
+        (0, SeccompCmpOp::Ne, 0),
+        (1, SeccompCmpOp::Ne, libc::RLIMIT_FSIZE.into()),
+    ])?;
+    rules.insert(libc::SYS_prlimit64, vec![others]);
     let families = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     let other = families.map(|family| (0, SeccompCmpOp::Ne, family as u64));
     // Of netlink the list of interfaces (`NETLINK_ROUTE`), and no other protocol.

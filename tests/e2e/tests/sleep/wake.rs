@@ -159,11 +159,11 @@ fn twenty_at_once_wake_it_once_and_all_are_served() {
         }
     });
     assert_eq!(events(&world.api(), &id, "sandbox.resumed").len(), 1);
-    whatever_needs_it_wakes_it(&world, &id);
+    whatever_needs_it_wakes_it(&world, &id, &raw);
     a_waking_that_fails_is_everybodys(&world, &id);
 }
 
-fn whatever_needs_it_wakes_it(world: &World, id: &str) {
+fn whatever_needs_it_wakes_it(world: &World, id: &str, raw: &str) {
     let sandbox = format!("/v1/sandboxes/{id}");
     let mut woken = 1;
     let mut wakes = |what: &str, call: &dyn Fn()| {
@@ -178,7 +178,7 @@ fn whatever_needs_it_wakes_it(world: &World, id: &str) {
     };
     let ok = |status: u16| assert!((200..300).contains(&status), "{status}");
     wakes("a snapshot", &|| {
-        ok(world.api().snapshot(id, &json!({})).status)
+        ok(world.api().snapshot(id, &json!({})).status);
     });
     wakes("a fork", &|| {
         let forked = world.api().fork(id, &json!({}));
@@ -191,20 +191,17 @@ fn whatever_needs_it_wakes_it(world: &World, id: &str) {
         assert!(ports.contains(r#""port":8080,"open":true"#), "{ports}");
     });
     wakes("a list of processes", &|| {
-        ok(world.api().get(&format!("{sandbox}/processes")).status)
+        ok(world.api().get(&format!("{sandbox}/processes")).status);
     });
     wakes("a copy", &|| {
-        drop(world.ok(["cp", &format!("{id}:server.py"), "/dev/null"]))
+        drop(world.ok(["cp", &format!("{id}:server.py"), "/dev/null"]));
     });
     wakes("a followed exec", &|| {
-        assert_eq!(world.ok(["exec", id, "--", "echo", "hi"]), "hi")
+        assert_eq!(world.ok(["exec", id, "--", "echo", "hi"]), "hi");
     });
     wakes("a client that does not wait", &|| {
         // It hangs up at once; the sandbox wakes all the same.
-        let mut stream = connect(world.url().trim_start_matches("http://"));
-        let request = format!("GET / HTTP/1.1\r\nHost: 8080-{id}.localhost:7000\r\n\r\n");
-        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
-        drop(stream);
+        drop(connect(raw));
         world.await_state(id, "running");
     });
 }
@@ -230,11 +227,8 @@ fn a_waking_that_fails_is_everybodys(world: &World, id: &str) {
                     "{body}"
                 );
                 let (status, body) = get_port(world, id, 8080);
-                assert_eq!(
-                    (status, code(&body).as_str()),
-                    (422, "corrupt_snapshot"),
-                    "{body}"
-                );
+                assert_eq!(status, 422, "{body}");
+                assert!(body.contains("is damaged"), "{body}");
             });
         }
     });
