@@ -23,6 +23,7 @@ pub use urls::{BadPublicUrl, PublicUrl};
 use crate::gate::{Doors, Gate, GuestDoor, KeyCheck};
 use crate::host::HostRules;
 use crate::urls::Urls;
+use axum::Router;
 use pando_engine::Engine;
 use std::future::Future;
 use std::io;
@@ -36,6 +37,8 @@ pub struct HttpConfig {
     pub public_hosts: Vec<String>,
     /// Where ports of sandboxes are reached from other machines.
     pub public_url: Option<PublicUrl>,
+    /// Further routes of the native door, which asks for a key first: `/mcp`.
+    pub routes: Router,
 }
 
 /// Serves the API on `listener` until `shutdown` completes, then lets running requests end.
@@ -55,6 +58,7 @@ pub async fn serve(
     let urls = Arc::new(Urls::new(config.public_url, address.port()));
     let metrics = Arc::default();
     let native = v1::router(engine.clone(), Arc::clone(&metrics), Arc::clone(&urls));
+    let native = native.merge(config.routes);
     let guest: GuestDoor = {
         let engine = engine.clone();
         Arc::new(move |target, caller, request| {

@@ -9,6 +9,7 @@ mod doctor;
 mod events;
 mod exec;
 mod logs;
+mod mcp;
 mod net;
 mod port;
 mod run;
@@ -62,6 +63,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Template(command) => template::template(&global, command),
         Command::Events(flags) => ask(&global, |client| events::events(client, flags)),
         Command::Bench(flags) => bench::bench(&global, &flags),
+        Command::Mcp => mcp::mcp(&global),
         Command::Version => {
             output::line(&format!("pando {}", env!("CARGO_PKG_VERSION")));
             Ok(exit::DONE)

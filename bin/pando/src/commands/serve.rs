@@ -20,12 +20,14 @@ use pando_http::{HttpConfig, PublicUrl};
 use pando_shim::host::QemuVersion;
 use pando_types::{Accelerator, Size};
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
@@ -90,17 +92,32 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
         output::line(&format!("http://{address}"));
         output::note("serving; Ctrl-C ends the daemon, sandboxes run on");
     }
+    let ending = CancellationToken::new();
+    let mcp = pando_mcp::router(own_url(address), ending.clone());
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
+        // Its streams are endless: the listener would wait for them.
+        ending.cancel();
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
         public_url: public_url(config)?,
+        routes: mcp,
     };
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
+}
+
+/// Where this daemon reaches itself.
+fn own_url(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
 async fn listen(address: &str) -> anyhow::Result<TcpListener> {

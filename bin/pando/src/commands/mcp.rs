@@ -1,0 +1,27 @@
+//! `pando mcp`: the tools for language models, on stdin and stdout.
+
+use super::{block_on, client, load};
+use crate::cli::Global;
+use crate::config::SettingKey;
+use crate::exit;
+use anyhow::Context as _;
+use tracing_subscriber::EnvFilter;
+
+/// Serves the client that started this program until it closes stdin. Stdout is the
+/// protocol's: nothing else here may print.
+pub(super) fn mcp(global: &Global) -> anyhow::Result<u8> {
+    let config = load(global)?;
+    let filter = config.get(SettingKey::Log);
+    let filter = EnvFilter::try_new(filter)
+        .with_context(|| format!("`log` is `{filter}`, which is no filter"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .init();
+    let client = client(&config)?;
+    block_on(async {
+        pando_mcp::serve_stdio(client).await?;
+        Ok(exit::DONE)
+    })
+}
