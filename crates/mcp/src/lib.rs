@@ -27,5 +27,4 @@ mod text;
 mod tools;
 
 pub use door::router;
-pub use schema::tools_as_markdown;
 pub use stdio::{StdioError, serve_stdio};

@@ -74,10 +74,12 @@ fn slim_schema(schema: &mut Value, described: bool) {
 }
 
 /// A row for each tool: its name and the first sentence of its description.
-pub fn tools_as_markdown() -> String {
+#[cfg(test)]
+fn tools_as_markdown() -> String {
     let mut table = String::from("| tool | what it does |\n|---|---|\n");
     for tool in Server::tools() {
         let description = tool.description.as_deref().unwrap_or_default();
+        let description = description.replace('\n', " ");
         let sentence = description.split_inclusive(". ").next().unwrap_or_default();
         table.push_str(&format!("| `{}` | {} |\n", tool.name, sentence.trim()));
     }
@@ -99,6 +101,28 @@ mod tests {
             listed.len() <= TOOLS_BYTES,
             "tools/list is {} bytes, the most is {TOOLS_BYTES}",
             listed.len()
+        );
+    }
+
+    #[test]
+    fn the_documentation_lists_the_tools() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/mcp.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let begin = text.find("<!-- tools: begin").unwrap();
+        let begin = begin + text[begin..].find('\n').unwrap();
+        let end = text.find("<!-- tools: end -->").unwrap();
+        let right = format!(
+            "{}\n\n{}\n{}",
+            &text[..begin],
+            tools_as_markdown(),
+            &text[end..]
+        );
+        if std::env::var_os("PANDO_BLESS").is_some() {
+            std::fs::write(path, &right).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(path).unwrap() == right,
+            "docs/mcp.md is stale: run `PANDO_BLESS=1 cargo nextest run -p pando-mcp`"
         );
     }
 

@@ -135,6 +135,9 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         mut context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        // Given back after all below is dropped: whoever waits for what is to be done
+        // afterwards waits until this call has said what that is.
+        let _under_way = self.afterwards.token();
         let client = match self.link.client(&context.extensions) {
             Ok(client) => client,
             Err(error) => return Failure::from(error).into_call_tool_result(),

@@ -49,6 +49,8 @@ class Handler(BaseHTTPRequestHandler):
                     mine.get(timeout=0.5)
                 except queue.Empty:
                     pass
+        except OSError:
+            pass  # The page was left.
         finally:
             with lock:
                 listeners.discard(mine)
