@@ -1,6 +1,5 @@
 //! The tools' JSON schemas, made small: a model reads all of them before its first call.
 
-use crate::server::Server;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 use std::sync::Arc;
@@ -73,22 +72,10 @@ fn slim_schema(schema: &mut Value, described: bool) {
     }
 }
 
-/// A row for each tool: its name and the first sentence of its description.
-#[cfg(test)]
-fn tools_as_markdown() -> String {
-    let mut table = String::from("| tool | what it does |\n|---|---|\n");
-    for tool in Server::tools() {
-        let description = tool.description.as_deref().unwrap_or_default();
-        let description = description.replace('\n', " ");
-        let sentence = description.split_inclusive(". ").next().unwrap_or_default();
-        table.push_str(&format!("| `{}` | {} |\n", tool.name, sentence.trim()));
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::Server;
     use std::collections::BTreeSet;
 
     /// A fair part of a model's context, and no more.
@@ -102,6 +89,18 @@ mod tests {
             "tools/list is {} bytes, the most is {TOOLS_BYTES}",
             listed.len()
         );
+    }
+
+    /// A row for each tool: its name and the first sentence of its description.
+    fn tools_as_markdown() -> String {
+        let mut table = String::from("| tool | what it does |\n|---|---|\n");
+        for tool in Server::tools() {
+            let description = tool.description.as_deref().unwrap_or_default();
+            let description = description.replace('\n', " ");
+            let sentence = description.split_inclusive(". ").next().unwrap_or_default();
+            table.push_str(&format!("| `{}` | {} |\n", tool.name, sentence.trim()));
+        }
+        table
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::shapes::lines;
 use crate::answer::{Answer, Done, Failure};
 use crate::arguments;
 use crate::server::{Call, Server};
-use crate::text::{clean, whole_characters};
+use crate::text::{Fence, clean, whole_characters};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
@@ -25,6 +25,9 @@ const READ_BYTES: u64 = 32 << 10;
 /// The most of a file in one answer. With base64 and its escapes it stays below the 1 MiB
 /// that official clients take in one event.
 const MAX_READ_BYTES: u64 = 256 << 10;
+
+/// A file that is written, whole. In base64 it fits a message over HTTP.
+const MAX_WRITE_BYTES: usize = 2 << 20;
 
 /// Entries of a directory in one answer.
 const ENTRIES: usize = 500;
@@ -175,7 +178,7 @@ impl Server {
             bytes.truncate(whole_characters(&bytes).max(1));
         }
         let next_offset = arguments.offset + bytes.len() as u64;
-        let content = String::from_utf8(bytes).map_err(|_| {
+        let content = text(bytes).map_err(|_| {
             Failure::new(
                 "not_text",
                 format!("`{}` is not UTF-8 text there", arguments.path),
@@ -183,7 +186,11 @@ impl Server {
             .hint("download_file gives base64")
         })?;
         let end = if more { "there is more" } else { "the end" };
-        let text = format!("next_offset {next_offset}, {end}\n{}", clean(&content));
+        let text = format!(
+            "next_offset {next_offset}, {end}{}{}",
+            Fence::new().before("content"),
+            clean(&content)
+        );
         let part = FilePart {
             path: arguments.path,
             content,
@@ -303,12 +310,16 @@ impl Server {
                 .hint("read_file reads a part; or pack, split or serve it with run_command"));
         }
         let size_bytes = bytes.len() as u64;
-        let (encoding, content) = match String::from_utf8(bytes) {
+        let (encoding, content) = match text(bytes) {
             Ok(text) => (Encoding::Text, text),
-            Err(error) => (Encoding::Base64, BASE64.encode(error.as_bytes())),
+            Err(bytes) => (Encoding::Base64, BASE64.encode(bytes)),
         };
         let text = match encoding {
-            Encoding::Text => format!("{size_bytes} bytes of text\n{}", clean(&content)),
+            Encoding::Text => format!(
+                "{size_bytes} bytes of text{}{}",
+                Fence::new().before("content"),
+                clean(&content)
+            ),
             Encoding::Base64 => format!("{size_bytes} bytes in base64\n{content}"),
         };
         let file = Downloaded {
@@ -319,6 +330,15 @@ impl Server {
         };
         Ok(Done::new(text, file))
     }
+}
+
+/// Text, or the bytes again. What holds a NUL is not text that anybody wrote, and in JSON
+/// each takes six bytes.
+fn text(bytes: Vec<u8>) -> Result<String, Vec<u8>> {
+    if bytes.contains(&0) {
+        return Err(bytes);
+    }
+    String::from_utf8(bytes).map_err(|error| error.into_bytes())
 }
 
 fn kind(kind: FileType) -> &'static str {
@@ -359,6 +379,14 @@ async fn write(
     (sandbox, path, user): (&str, &str, Option<&str>),
     content: Bytes,
 ) -> Answer<Written> {
+    if content.len() > MAX_WRITE_BYTES {
+        let message = format!(
+            "the contents have {} bytes, the most is {MAX_WRITE_BYTES}",
+            content.len()
+        );
+        return Err(Failure::new("too_large", message)
+            .hint("have the sandbox fetch it, or write it in parts with run_command and stdin"));
+    }
     let size_bytes = content.len() as u64;
     let source = FileSource::bytes(content);
     call.client.write_file(sandbox, path, user, source).await?;

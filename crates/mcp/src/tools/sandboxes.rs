@@ -152,10 +152,15 @@ impl Server {
             access: arguments.access,
         };
         let port = call.client.open_port(&arguments.sandbox, &request).await?;
+        // Only the list looks what listens.
+        let listed = call.client.ports(&arguments.sandbox).await?.ports;
+        let open = listed
+            .iter()
+            .any(|each| each.port == port.port && each.open);
         let port = Port {
             url: port.url,
             port: port.port,
-            open: port.open,
+            open,
             raw: port.raw,
             access: port.access,
         };

@@ -224,7 +224,7 @@ async def says_what_is_wrong(client):
     await refused(client, "run_command", "`sandbox` is missing", cmd="id")
     await refused(client, "run_command", "differ", sandbox="web", vm_name="other", cmd="id")
     await refused(client, "run_command", "timeout_s", sandbox="web", cmd="id", timeout_s=-1)
-    await refused(client, "run_command", "timeout", sandbox="web", cmd="id", timeout_s="soon")
+    await refused(client, "run_command", "invalid type", sandbox="web", cmd="id", timeout_s="soon")
     await refused(client, "run_command", "unknown field", sandbox="web", cmd="id", directory="/")
     await refused(client, "read_output", "error", sandbox="web", process_id="../../x")
     await refused(client, "read_output", "max_bytes", sandbox="web", process_id="p", max_bytes=0)
@@ -234,10 +234,11 @@ async def says_what_is_wrong(client):
     await refused(client, "upload_file", "base64", sandbox="web", path="x", content="%", encoding="base64")
     await refused(client, "create_sandbox", "error", name="../evil")
     await refused(client, "create_sandbox", "name_taken", name="web")
-    await refused(client, "update_vm_state", "status", vm_name="web", status="gone")
+    await refused(client, "update_vm_state", "expected one of", vm_name="web", status="gone")
     await refused(client, "expose_port", "port", sandbox="web", port=0)
     await refused(client, "rollback", "error", sandbox="web", snapshot="nothing")
-    await refused(client, "destroy_sandbox", "sandbox_not_found", sandbox="")
+    await refused(client, "destroy_sandbox", "error", sandbox="")
+    await refused(client, "destroy_sandbox", "sandbox_not_found", sandbox="../web")
     try:
         await client.call_tool("no_such_tool", {})
     except MCPError:
