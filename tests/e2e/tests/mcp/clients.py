@@ -97,6 +97,19 @@ async def follows_what_runs_in_the_background(client):
     assert (read["running"], read["signal"]) == (False, 15), read
 
 
+async def answers_many_at_once(client):
+    said = {}
+
+    async def say(number):
+        ran = await call(client, "run_command", sandbox="web", argv=["echo", str(number)])
+        said[number] = ran["stdout"]
+
+    async with anyio.create_task_group() as group:
+        for number in range(30):
+            group.start_soon(say, number)
+    assert said == {number: f"{number}\n" for number in range(30)}, said
+
+
 async def ends_what_takes_too_long(client):
     ran = await call(client, "run_command", sandbox="web", cmd="sleep 1000", timeout_s=0.5)
     assert ran["timed_out"] and ran["exit_code"] is None, ran
@@ -304,6 +317,7 @@ LONG = [
     cuts_long_output_and_reads_the_rest,
     says_nothing_that_a_terminal_would_obey,
     follows_what_runs_in_the_background,
+    answers_many_at_once,
     ends_what_takes_too_long,
     keeps_files,
     goes_back_and_several_ways,
