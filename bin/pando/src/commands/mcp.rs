@@ -3,19 +3,15 @@
 use super::{block_on, client, load};
 use crate::cli::Global;
 use crate::config::SettingKey;
+use crate::daemon_log;
 use crate::exit;
-use anyhow::Context as _;
-use tracing_subscriber::EnvFilter;
 
 /// Serves the client that started this program until it closes stdin. Stdout is the
 /// protocol's: nothing else here may print.
 pub(super) fn mcp(global: &Global) -> anyhow::Result<u8> {
     let config = load(global)?;
-    let filter = config.get(SettingKey::Log);
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("`log` is `{filter}`, which is no filter"))?;
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(daemon_log::filter(config.get(SettingKey::Log))?)
         .with_ansi(false)
         .with_writer(std::io::stderr)
         .init();

@@ -5,7 +5,7 @@ use super::{block_on, client};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
 use crate::config::{Config, SettingKey};
-use crate::daemon_log::{RotatingFile, tail};
+use crate::daemon_log::{self, RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
 use crate::preload::PRELOAD;
@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// How long a daemon in the background may take to answer: it may first find out
@@ -263,9 +262,7 @@ fn find_program(name: &str) -> PathBuf {
 }
 
 fn start_log(config: &Config, in_background: bool) -> anyhow::Result<()> {
-    let filter = config.get(SettingKey::Log);
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("`log` is `{filter}`, which is no filter"))?;
+    let filter = daemon_log::filter(config.get(SettingKey::Log))?;
     let writer = if in_background {
         let path = config.path(SettingKey::LogFile);
         let file = RotatingFile::open(&path)

@@ -193,7 +193,7 @@ fn strangers_stay_outside_the_door() {
 #[test]
 fn nothing_but_the_protocol_comes_on_stdout() {
     let mut world = World::start();
-    world.set_env("PANDO_LOG", "debug");
+    world.set_env("PANDO_LOG", "debug,rmcp=trace");
     let call = |id: u32, arguments: Value| json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "list_sandboxes", "arguments": arguments } });
     let lines = [
         INITIALIZE.to_owned(),
