@@ -12,6 +12,8 @@ mod bench;
 mod codegen;
 mod daemon;
 mod deny;
+mod dist;
+mod kvm;
 mod packages;
 mod quickstart;
 mod steps;
@@ -55,6 +57,10 @@ enum Task {
     },
     /// Run every check and test, installing what they need
     Test(test::Options),
+    /// Test the package on a machine with systemd, control groups v2 and KVM, which is emulated
+    TestKvm(kvm::Options),
+    /// Make what is handed out: a Debian package and a tar, with checksums and an SBOM
+    Dist(dist::Options),
     /// Build Pando and measure how fast it is here, beside container runtimes
     Bench(bench::Options),
     /// Write the code generated from the .proto files
@@ -94,6 +100,8 @@ fn run(task: Task) -> Result<()> {
             quickstart::build_image(&steps::Steps::start(&root, "image.log")?, host_ca)
         }
         Task::Test(options) => test::run(&root, &options),
+        Task::TestKvm(options) => kvm::run(&root, &options),
+        Task::Dist(options) => dist::run(&root, &options),
         Task::Bench(options) => bench::run(&root, &options),
         Task::Codegen { check } => generate(&root, check),
         Task::Uninstall { yes } => uninstall::run(&root, yes || in_ci()),

@@ -24,7 +24,11 @@ pub(crate) const INSTALLED_FILE: &str = "target/installed-packages";
 const POLICY_FILE: &str = "/usr/sbin/policy-rc.d";
 
 /// Packages that come with a service, which tests have no use for, and the service's name.
-const SERVICES: [(&str, &str); 2] = [("nginx", "nginx"), ("openssh-server", "ssh")];
+const SERVICES: [(&str, &str); 3] = [
+    ("nginx", "nginx"),
+    ("openssh-server", "ssh"),
+    ("prometheus", "prometheus"),
+];
 
 /// What the machine is to be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +119,8 @@ fn plan(purpose: Purpose) -> Plan {
     );
     if purpose == Purpose::Test {
         need("cpio", finds("cpio"));
+        // Its `promtool` checks the alert rules.
+        need("prometheus", finds("promtool"));
         // File systems that tests fill and cut from their power.
         for (package, program) in [("e2fsprogs", "mkfs.ext4"), ("xfsprogs", "xfs_io")] {
             // Not everybody has that folder in PATH.

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   packages ─┬─ base image (network, dpkg) ──────────────────────────────┬─ e2e tests: real daemon, real guests
-//!             └─ fmt, codegen, agent, preload, clippy, deny, unit, pando ─┘      then, alone: pando bench --check
+//!             └─ fmt, codegen, agent, preload, clippy, deny, unit, pando ─┘      then, alone: the machine with KVM,
+//!                                                                                 pando bench --check
 //! ```
 
 use crate::packages::{self, Purpose};
 use crate::steps::{Steps, seconds};
-use crate::{artifacts, bench, deny, in_ci, quickstart};
+use crate::{artifacts, bench, deny, in_ci, kvm, quickstart};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +41,7 @@ fn all(steps: &Steps, root: &Path, options: &Options) -> Result<()> {
     std::thread::scope(|scope| {
         let image = scope.spawn(|| match options.no_e2e {
             true => Ok(()),
-            false => quickstart::build_image(steps, false),
+            false => quickstart::build_image(steps, false).and_then(|()| kvm::build_machine(steps)),
         });
         let checked = check(steps, root);
         let image = image
@@ -54,6 +55,7 @@ fn all(steps: &Steps, root: &Path, options: &Options) -> Result<()> {
     steps.step("building `pando`", || artifacts::build_pando(steps, root))?;
     let count = steps.step("e2e tests", || e2e(steps, root, options.full))?;
     println!("e2e tests: {count}");
+    kvm::test(steps, root, &artifacts::pando_path(root))?;
     steps.step("speed", || bench::check(steps, root, options.full))
 }
 

@@ -15,6 +15,7 @@ mod descriptor;
 mod epoch;
 mod files;
 mod filesystem;
+mod limits;
 mod log;
 mod metrics;
 mod notify;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::boot;
 use crate::boot::cgroups::USER_CGROUP;
 use crate::epoch;
+use crate::limits;
 use crate::log::log;
 use crate::notify;
 use crate::process::output::{Event, ExitStatus};
@@ -64,6 +65,7 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
     note("hostname", set_hostname(&resume.hostname));
     if sandbox.root().is_some() {
         note("identity", write_identity(&resume));
+        note("limits", limits::apply(sandbox, &resume));
         sandbox.set_identity(Identity {
             environment: resume.env.into_iter().collect(),
             access_token: resume.access_token,

@@ -1,7 +1,7 @@
 //! What all parts of the agent share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use connectrpc::ConnectError;
@@ -32,6 +32,10 @@ pub(crate) struct Sandbox {
     last_pid: Mutex<Option<String>>,
     /// It is nobody's yet and is being warmed up.
     warming: AtomicBool,
+    /// Files that one process may have open; 0 is as many as usual.
+    open_files: AtomicU64,
+    /// The host limited something.
+    limited: AtomicBool,
 }
 
 impl Sandbox {
@@ -44,6 +48,8 @@ impl Sandbox {
             root: OnceLock::new(),
             last_pid: Mutex::default(),
             warming: AtomicBool::new(false),
+            open_files: AtomicU64::new(0),
+            limited: AtomicBool::new(false),
         }
     }
 
@@ -61,6 +67,25 @@ impl Sandbox {
     /// Says whether it is being warmed up; returns whether it was.
     pub(crate) fn warm(&self, warming: bool) -> bool {
         self.warming.swap(warming, Ordering::Relaxed)
+    }
+
+    /// Says whether the host limits something; returns whether it did.
+    pub(crate) fn limit(&self, limited: bool) -> bool {
+        self.limited.swap(limited, Ordering::Relaxed)
+    }
+
+    /// Lets each process that is started from now on have so many files open; 0 is as many
+    /// as usual.
+    pub(crate) fn limit_open_files(&self, most: u64) {
+        self.open_files.store(most, Ordering::Relaxed);
+    }
+
+    /// Soft and hard limit of open files of a process that is started now.
+    pub(crate) fn open_files(&self, (soft, hard): (u64, u64)) -> (u64, u64) {
+        match self.open_files.load(Ordering::Relaxed) {
+            0 => (soft, hard),
+            most => (soft.min(most), most),
+        }
     }
 
     /// Where a process that is started now lives. While the sandbox is warmed up only the

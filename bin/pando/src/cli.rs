@@ -1,8 +1,10 @@
 //! The command line: what can be typed. `docs/cli.md` is generated from it.
 
+mod lifetime;
 mod port;
 mod snapshots;
 
+pub(crate) use lifetime::{LifetimeFlags, SleepFlags, Span, Timeout};
 pub(crate) use port::Port;
 pub(crate) use snapshots::{
     Fork, ManySnapshots, Rollback, Snapshot, SnapshotCommand, SnapshotList, SnapshotShow,
@@ -120,6 +122,11 @@ pub(crate) enum Command {
     Pause(Many),
     /// Let paused sandboxes go on
     Resume(Many),
+    /// Show how long a sandbox is there, or change it
+    ///
+    /// `pando timeout ID 10m` gives it ten minutes from now, however long it had. A paused sandbox keeps until it goes
+    /// on; then its time begins anew.
+    Timeout(Timeout),
     /// Keep a sandbox's present state, and look after such snapshots
     ///
     /// `pando snapshot ID` prints the snapshot's id once it survives a power cut; the sandbox runs on meanwhile, but
@@ -230,6 +237,10 @@ pub(crate) struct SandboxFlags {
     /// saved machine, `boot` boots a kernel that shares no secret with other sandboxes [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "snapshot", "boot"])]
     pub(crate) start: Option<String>,
+    /// Limit what it may use of the host: `cpu_percent`, `processes`, `disk_mib`, `disk_mib_s`, `disk_iops`,
+    /// `net_mib_s`, `open_files`; repeat for more
+    #[arg(long, value_name = "NAME=VALUE", value_parser = crate::commands::limit)]
+    pub(crate) limit: Vec<pando_types::SandboxLimits>,
     #[command(flatten)]
     pub(crate) egress: EgressFlags,
 }
@@ -301,6 +312,8 @@ pub(crate) struct Create {
     /// Note something about it; repeat for more
     #[arg(short, long = "label", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) label: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) lifetime: LifetimeFlags,
 }
 
 /// `pando exec`.
@@ -311,12 +324,15 @@ pub(crate) struct Exec {
     /// Leave it running and print its process id
     #[arg(short, long, conflicts_with_all = ["it", "tty"])]
     pub(crate) detach: bool,
+    /// Follow a process that was left running: its last MiB of output and all that comes
+    #[arg(long, value_name = "PROCESS", conflicts_with_all = ["detach", "it", "tty", "env", "workdir", "user", "timeout", "argv"])]
+    pub(crate) attach: Option<String>,
     /// The sandbox: id, a prefix of it, or name
     pub(crate) id: String,
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
-        required = true,
+        required_unless_present = "attach",
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
@@ -484,9 +500,15 @@ pub(crate) struct Events {
     /// Only events after this number
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) after: u64,
-    /// Go on as they happen
+    /// Go on as they happen, also under the next daemon
     #[arg(short, long)]
     pub(crate) follow: bool,
+    /// Only events of this sandbox
+    #[arg(long, value_name = "ID")]
+    pub(crate) sandbox: Option<String>,
+    /// Only events whose kind begins like this: `sandbox.`
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) kind: Option<String>,
 }
 
 /// `pando serve`.
@@ -582,7 +604,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `90`, `90s`, `1.5m`, `1h`.
+/// `90`, `90s`, `1.5m`, `1h`, `2d`.
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a time such as 90, 90s, 5m or 1h".to_owned();
     let split = text
@@ -594,6 +616,7 @@ fn duration(text: &str) -> Result<Duration, String> {
         "ms" => 0.001,
         "m" => 60.0,
         "h" => 3600.0,
+        "d" => 86_400.0,
         _ => return Err(wrong()),
     };
     let seconds = number.parse::<f64>().map_err(|_| wrong())? * seconds;

@@ -97,6 +97,7 @@ fn times_and_pairs_are_checked() {
         ("250ms", 250),
         ("2m", 120_000),
         ("1h", 3_600_000),
+        ("5d", 432_000_000),
     ] {
         assert_eq!(
             duration(text),
@@ -104,7 +105,7 @@ fn times_and_pairs_are_checked() {
             "{text}"
         );
     }
-    for text in ["", "0", "-1", "5d", "s", "1e400", "nan", "5 m"] {
+    for text in ["", "0", "-1", "5w", "s", "1e400", "nan", "5 m"] {
         assert!(duration(text).is_err(), "{text}");
     }
     assert!(pair("A").is_err() && pair("=x").is_err());

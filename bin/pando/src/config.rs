@@ -34,6 +34,13 @@ pub(crate) enum SettingKey {
     DebianMirror,
     Warm,
     ReserveMib,
+    Limits,
+    MaxSandboxes,
+    MaxCpus,
+    MaxMemoryMib,
+    MaxSnapshotGib,
+    MemoryReserveMib,
+    MemoryOvercommit,
     MaterializedMib,
     TrackWrites,
     Log,
@@ -91,13 +98,31 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::DebianMirror, ("debian_mirror", "PANDO_DEBIAN_MIRROR"), "the mirror that the host's own apt uses", "Where the packages of `base` come from."),
     setting(SettingKey::Warm, ("warm", "PANDO_WARM"), "`auto`: 2 to 8, as many as were asked for within a minute", "Clones that wait ready, for each template and size in use; 0: none. They leave the host the memory of `reserve_mib`."),
     setting(SettingKey::ReserveMib, ("reserve_mib", "PANDO_RESERVE_MIB"), "an eighth of the host's memory, 512 to 8192", "Memory in MiB that waiting clones leave free; below it they are given up."),
+    setting(SettingKey::Limits, ("limits", "PANDO_LIMITS"), "none", "What each sandbox may use of the host where it does not say so itself, such as `cpu_percent=100,disk_mib=2048`: `cpu_percent`, `processes`, `disk_mib`, `disk_mib_s`, `disk_iops`, `net_mib_s`, `open_files`."),
+    setting(SettingKey::MaxSandboxes, ("max_sandboxes", "PANDO_MAX_SANDBOXES"), "none", "The most sandboxes of each tenant that run at once."),
+    setting(SettingKey::MaxCpus, ("max_cpus", "PANDO_MAX_CPUS"), "none", "The most CPUs that they have together."),
+    setting(SettingKey::MaxMemoryMib, ("max_memory_mib", "PANDO_MAX_MEMORY_MIB"), "none", "The most memory, in MiB, that they have together, by their sizes."),
+    setting(SettingKey::MaxSnapshotGib, ("max_snapshot_gib", "PANDO_MAX_SNAPSHOT_GIB"), "none", "A tenant whose snapshots take this many GiB cannot take another."),
+    setting(SettingKey::MemoryReserveMib, ("memory_reserve_mib", "PANDO_MEMORY_RESERVE_MIB"), "a sixteenth of the host's memory, 256 to 4096", "Memory in MiB that is left to the host: a sandbox that would leave it less is not started."),
+    setting(SettingKey::MemoryOvercommit, ("memory_overcommit", "PANDO_MEMORY_OVERCOMMIT"), "none: what sandboxes have for their own counts, not their sizes", "What the sizes of all sandboxes that run may be together, in percent of the memory that there is for them: with 100 each can have all of its own."),
     setting(SettingKey::MaterializedMib, ("materialized_mib", "PANDO_MATERIALIZED_MIB"), "4096", "The most, in MiB, that memories may take which were put together from snapshots' layers to be mapped. What was of use longest ago goes first."),
     setting(SettingKey::TrackWrites, ("track_writes", "PANDO_TRACK_WRITES"), "`auto`", "How a snapshot of a running sandbox learns which pages changed. `auto`: from the kernel, where it can tell (Linux 6.7), else by comparing. `compare`: by comparing, for which the sandbox stands still longer."),
     setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
 ];
 
 /// Settings that may be numbers in the configuration file.
-const NUMBERS: [&str; 4] = ["warm", "reserve_mib", "materialized_mib", "net_mib_s"];
+const NUMBERS: [&str; 10] = [
+    "warm",
+    "reserve_mib",
+    "max_sandboxes",
+    "max_cpus",
+    "max_memory_mib",
+    "max_snapshot_gib",
+    "memory_reserve_mib",
+    "memory_overcommit",
+    "materialized_mib",
+    "net_mib_s",
+];
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,6 +361,13 @@ fn default_of(
         | SettingKey::NetMibS
         | SettingKey::PublicUrl
         | SettingKey::ReserveMib
+        | SettingKey::Limits
+        | SettingKey::MaxSandboxes
+        | SettingKey::MaxCpus
+        | SettingKey::MaxMemoryMib
+        | SettingKey::MaxSnapshotGib
+        | SettingKey::MemoryReserveMib
+        | SettingKey::MemoryOvercommit
         | SettingKey::DebianMirror => String::new(),
     })
 }

@@ -298,11 +298,15 @@ impl Follower<'_> {
         };
         let began = Instant::now();
         while began.elapsed() < REATTACH_DEADLINE {
-            tokio::select! {
-                () = tokio::time::sleep(REATTACH_PAUSE) => {}
+            let attaching = async {
+                tokio::time::sleep(REATTACH_PAUSE).await;
+                self.client.exec_stream(self.sandbox, &request).await
+            };
+            let attached = tokio::select! {
+                attached = attaching => attached,
                 signal = interrupts.next() => return Ok(Err(signal)),
-            }
-            match self.client.exec_stream(self.sandbox, &request).await {
+            };
+            match attached {
                 Ok(stream) => return Ok(Ok(stream)),
                 Err(ClientError::NotReachable { .. } | ClientError::Broken(_)) => {}
                 Err(error) => return Err(error.into()),

@@ -13,6 +13,7 @@ mod follow;
 mod output;
 mod preload;
 mod stdio;
+mod supervisor;
 mod terminal;
 
 use crate::cli::{Cli, Command};

@@ -20,6 +20,9 @@ pub struct ErrorBody {
     /// What the caller can do about it, and where it is explained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// With `daemon_restarted`: the process that runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_id: Option<String>,
     /// Names this request in the daemon's log.
     pub request_id: String,
 }

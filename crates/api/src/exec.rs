@@ -32,6 +32,10 @@ pub struct ExecRequest {
     /// Seconds after which it and all that it started are killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
+    /// An id of your own for this request: 1 to 64 letters, digits, `.`, `_` or `-`. Asked again with the same id, as when
+    /// the daemon was restarted before it answered, nothing runs twice: the answer is that of the program that was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
 }
 
 /// How a program ended and what it wrote.
@@ -59,6 +63,9 @@ pub struct ExecResponse {
     pub timed_out: bool,
     /// It wrote more than is kept; the rest was dropped.
     pub truncated: bool,
+    /// Which process it was.
+    #[serde(default)]
+    pub process_id: String,
 }
 
 /// A process that can be attached to.

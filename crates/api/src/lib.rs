@@ -7,6 +7,8 @@
 mod error;
 mod exec;
 mod file;
+mod lifetime;
+mod limits;
 mod network;
 pub mod openapi;
 mod port;
@@ -19,6 +21,8 @@ pub mod stream;
 pub use error::{ErrorBody, ErrorResponse};
 pub use exec::{ExecRequest, ExecResponse, Process, ProcessList};
 pub use file::{FileInfo, FileList, FileType, MakeDirRequest, MoveRequest};
+pub use lifetime::ChangeSandboxRequest;
+pub use limits::{Limits, Usage};
 pub use network::{ChangeRequest, Connection, Egress, Network, NetworkTotals, Refusal};
 pub use port::{OpenPortRequest, Port, PortList};
 pub use sandbox::{CreateSandboxRequest, Isolation, Sandbox, SandboxList};

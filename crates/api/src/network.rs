@@ -28,11 +28,11 @@ fn allow() -> String {
     "allow".to_owned()
 }
 
-/// What to change of a sandbox or a template, at once.
+/// What to change of a template, at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeRequest {
-    /// What it may reach from now on, instead of what it might; connections that it may no longer have are cut.
+    /// What sandboxes that are made from it from now on may reach where they do not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
 }

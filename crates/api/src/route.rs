@@ -6,8 +6,8 @@
 
 use crate::openapi::SchemaOf;
 use crate::{
-    BakeRequest, ChangeRequest, ConsoleLog, CreateSandboxRequest, DiskUsage, EventList,
-    ExecRequest, ExecResponse, FileInfo, FileList, ForkRequest, Forked, MakeDirRequest,
+    BakeRequest, ChangeRequest, ChangeSandboxRequest, ConsoleLog, CreateSandboxRequest, DiskUsage,
+    EventList, ExecRequest, ExecResponse, FileInfo, FileList, ForkRequest, Forked, MakeDirRequest,
     MoveRequest, Network, OpenPortRequest, Port, PortList, ProcessList, RollbackRequest,
     RolledBack, Sandbox, SandboxList, Snapshot, SnapshotList, Status, TakeSnapshotRequest,
     Template, TemplateList, Tree, WarmRequest, stream,
@@ -201,6 +201,31 @@ const LIMIT: Query = Query {
     kind: QueryKind::Number,
     meaning: "At most this many; 100 when left out, 1000 at most.",
 };
+const FOLLOW: Query = Query {
+    name: "follow",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "`true`: server-sent events, as with `Accept: text/event-stream`; they go on as things happen.",
+};
+const OF_SANDBOX: Query = Query {
+    name: "sandbox",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "Only events of this sandbox: its id, or the name of one that is there.",
+};
+const OF_KIND: Query = Query {
+    name: "kind",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "Only events whose kind begins like this, such as `sandbox.`.",
+};
+
+const USAGE: Query = Query {
+    name: "usage",
+    required: false,
+    kind: QueryKind::Text,
+    meaning: "`true`: with what each costs its host.",
+};
 
 const LABEL: Query = Query {
     name: "label",
@@ -248,9 +273,9 @@ pub const ROUTES: &[Route] = {
     use Operation as O;
     &[
         row(O::CreateSandbox, (Post, "/v1/sandboxes"), &[], takes::<CreateSandboxRequest>(), gives::<Sandbox>(201), "Make a sandbox; answers when it is ready."),
-        row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[], Empty, gives::<SandboxList>(200), "List your sandboxes."),
+        row(O::ListSandboxes, (Get, "/v1/sandboxes"), &[USAGE], Empty, gives::<SandboxList>(200), "List your sandboxes."),
         row(O::GetSandbox, (Get, "/v1/sandboxes/{id}"), &[], Empty, gives::<Sandbox>(200), "Describe a sandbox."),
-        row(O::ChangeSandbox, (Patch, "/v1/sandboxes/{id}"), &[], takes::<ChangeRequest>(), gives::<Sandbox>(200), "Change what a sandbox may reach, at once."),
+        row(O::ChangeSandbox, (Patch, "/v1/sandboxes/{id}"), &[], takes::<ChangeSandboxRequest>(), gives::<Sandbox>(200), "Change what a sandbox may reach, and how long it is there."),
         row(O::Network, (Get, "/v1/sandboxes/{id}/network"), &[], Empty, gives::<Network>(200), "What a sandbox may reach, is connected with and was refused."),
         row(O::RemoveSandbox, (Delete, "/v1/sandboxes/{id}"), &[], Empty, NoContent, "Remove a sandbox and its disk."),
         row(O::StopSandbox, (Post, "/v1/sandboxes/{id}/stop"), &[], Empty, gives::<Sandbox>(200), "Power a sandbox off; its disk is kept."),
@@ -281,7 +306,7 @@ pub const ROUTES: &[Route] = {
         row(O::RemoveSnapshot, (Delete, "/v1/snapshots/{ref}"), &[], Empty, NoContent, "Remove a snapshot; what came from it is kept."),
         row(O::Tree, (Get, "/v1/tree"), &[], Empty, gives::<Tree>(200), "Your snapshots and sandboxes, as they came from one another."),
         row(O::DiskUsage, (Get, "/v1/df"), &[], Empty, gives::<DiskUsage>(200), "Where disk space has gone."),
-        row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT], Empty, gives::<EventList>(200), "Read the journal."),
+        row(O::ListEvents, (Get, "/v1/events"), &[AFTER, LIMIT, FOLLOW, OF_SANDBOX, OF_KIND], Empty, gives::<EventList>(200), "Read the journal, or follow it as server-sent events."),
         row(O::ListTemplates, (Get, "/v1/templates"), &[], Empty, gives::<TemplateList>(200), "List the templates."),
         row(O::WarmTemplate, (Post, "/v1/templates/{name}/warm"), &[], takes::<WarmRequest>(), NoContent, "Bake a template at a size ahead of its first use."),
         row(O::ChangeTemplate, (Patch, "/v1/templates/{name}"), &[], takes::<ChangeRequest>(), gives::<Template>(200), "Change what a template's future sandboxes may reach."),

@@ -1,12 +1,12 @@
 //! Sandboxes: asking for one, and what is said about one.
 
-use crate::Egress;
+use crate::{Egress, Limits, Usage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// Make a sandbox; the answer comes when it is ready. Every field may be left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandboxRequest {
     /// `name` or `name:tag`; `base` when left out.
@@ -44,6 +44,25 @@ pub struct CreateSandboxRequest {
     /// kernel secret, such as the layout of its memory, with other sandboxes. With `from` it can only be `auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
+    /// What it may use of its host, beside its size.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
+    /// Seconds from the moment at which it runs until its time is over, 1 to 2592000 (30 days); anew whenever it goes on after
+    /// a pause. When left out or `null`: for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<f64>,
+    /// Seconds without use until its time is over, 1 to 2592000. Use is a call, a followed process, a file on its way, a
+    /// request or bytes of its ports. When left out or `null`: for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<f64>,
+    /// What becomes of it when either is over. `kill` (when left out): it is removed, with its disk. `pause`: it is put on
+    /// disk, memory included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_timeout: Option<String>,
+    /// Let it go on when it is paused, by whomever, and a call needs it running or there is traffic to its ports; that waits
+    /// until it does.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub auto_resume: bool,
 }
 
 fn is_false(flag: &bool) -> bool {
@@ -51,7 +70,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 /// A sandbox. Its environment is not repeated here, since it often holds secrets.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
     /// 20 characters, the first is `s`.
     pub id: String,
@@ -61,6 +80,9 @@ pub struct Sandbox {
     pub state: String,
     /// Why it is in this state, where there is more to say.
     pub state_reason: Option<String>,
+    /// Where it failed: the last lines of its console. Not in lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_console: Vec<String>,
     /// The template it was made from, or its first ancestor.
     pub template: String,
     /// The id of the snapshot that its state came from last: the one it was made from or went back to, or the last that was
@@ -76,12 +98,31 @@ pub struct Sandbox {
     pub labels: BTreeMap<String, String>,
     /// What it may reach.
     pub egress: Egress,
+    /// What it may use of its host; what is not there is not limited.
+    #[serde(default)]
+    pub limits: Limits,
+    /// What it costs its host; only in the answer about one sandbox, and in a list that was asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
     /// Where its ports are reached by HTTP; `{port}` stands for the port's number.
     pub url_template: String,
     /// When it was made: RFC 3339, UTC.
     pub created_at: String,
     /// When it last began to run: RFC 3339, UTC.
     pub started_at: Option<String>,
+    /// How long it is there from the moment at which it runs.
+    pub timeout_s: Option<f64>,
+    /// When that is over: RFC 3339, UTC. Without a timeout, and while it is paused, there is none.
+    pub expires_at: Option<String>,
+    /// How long it is there without use.
+    pub idle_timeout_s: Option<f64>,
+    /// When it was last used, as far as this daemon knows: RFC 3339, UTC. While something uses it, that is now; a new daemon
+    /// begins with the time at which it found the sandbox.
+    pub last_used_at: String,
+    /// What becomes of it when either is over: `kill` or `pause`.
+    pub on_timeout: String,
+    /// Whether a call or traffic lets it go on when it is paused.
+    pub auto_resume: bool,
 }
 
 /// What stands between a sandbox and the host.
@@ -98,7 +139,7 @@ pub struct Isolation {
 }
 
 /// The caller's sandboxes, the newest last.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxList {
     /// One entry each.
     pub sandboxes: Vec<Sandbox>,

@@ -113,6 +113,12 @@ pub struct Status {
     pub sandboxes: BTreeMap<String, u64>,
     /// What waits for the next request.
     pub pool: Pool,
+    /// Starts that wait for their turn on the CPUs or have it.
+    #[serde(default)]
+    pub starts_under_way: u64,
+    /// Starts that were refused since the daemon's: by a limit, a full host or a busy one.
+    #[serde(default)]
+    pub starts_refused: u64,
 }
 
 /// Work done ahead of requests: processes and clones that wait to become sandboxes.

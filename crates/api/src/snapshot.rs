@@ -1,6 +1,7 @@
 //! Snapshots: taking one, forking, going back, and where disk space has gone.
 
 use crate::Sandbox;
+use crate::lifetime::given;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -69,7 +70,7 @@ pub struct SnapshotList {
 }
 
 /// Make running children of a running sandbox. Every field may be left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkRequest {
     /// How many, 1 to 1000; 1 when left out.
@@ -81,6 +82,28 @@ pub struct ForkRequest {
     /// Added to the environment that each child has from its parent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// As in a creation; the parent's when left out, `null` is for ever. Each child's time begins when it runs.
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<f64>)]
+    pub timeout_s: Option<Option<f64>>,
+    /// As in a creation; the parent's when left out, `null` is for ever.
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<f64>)]
+    pub idle_timeout_s: Option<Option<f64>>,
+    /// As in a creation; the parent's when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_timeout: Option<String>,
+    /// As in a creation; the parent's when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_resume: Option<bool>,
 }
 
 /// What came of a fork.
@@ -99,7 +122,7 @@ pub struct Forked {
 }
 
 /// A child, or why there is none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ForkedChild {
     /// It runs.

@@ -61,6 +61,9 @@ pub struct StreamRequest {
     /// Seconds after which it and all that it started are killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
+    /// An id of your own for this request, as for `exec`: asked again, the process that it started is followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
     /// Attach to this process instead of starting one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<String>,

@@ -69,6 +69,15 @@ pub(crate) struct Made {
     pub(crate) exec_ms: f64,
 }
 
+/// How somebody came to a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Came {
+    /// From the first request to the sandbox.
+    pub(crate) total_ms: f64,
+    /// How often it was refused before.
+    pub(crate) refusals: usize,
+}
+
 impl Made {
     pub(crate) fn total_ms(&self) -> f64 {
         self.create_ms + self.exec_ms
@@ -146,6 +155,34 @@ impl<'a> Session<'a> {
     pub(crate) async fn make_many(&self, count: usize) -> Result<Vec<Made>, BenchError> {
         let making = futures::stream::iter((0..count).map(|_| self.make(Start::Auto)));
         making.buffer_unordered(SIDE_BY_SIDE).try_collect().await
+    }
+
+    /// Makes a sandbox, asking again as often as the daemon says to, and removes it.
+    pub(crate) async fn insist(&self) -> Result<Came, BenchError> {
+        let wanted = CreateSandboxRequest::default();
+        let began = Instant::now();
+        let mut refusals = 0;
+        loop {
+            let asked = limited("making a sandbox", self.client().create(&wanted)).await;
+            match asked {
+                Ok(sandbox) => {
+                    let total_ms = milliseconds_since(began);
+                    self.remove(&sandbox.id).await?;
+                    return Ok(Came { total_ms, refusals });
+                }
+                Err(error) => {
+                    let BenchError::Request { source, .. } = &error else {
+                        return Err(error);
+                    };
+                    let again = source.retry_after();
+                    let Some(again) = again.filter(|_| began.elapsed() < REQUEST_LIMIT) else {
+                        return Err(error);
+                    };
+                    refusals += 1;
+                    tokio::time::sleep(again).await;
+                }
+            }
+        }
     }
 
     /// Runs a program: milliseconds from the request to the answer.

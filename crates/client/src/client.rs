@@ -1,5 +1,6 @@
 //! The client: one method an operation. Those about snapshots are in `snapshots`.
 
+use crate::away::{Away, request_id};
 use crate::exec_stream::{self, ExecStream};
 use crate::transport::{Call, RequestBody, Transport, content_length, full};
 use crate::{ClientError, api};
@@ -122,6 +123,18 @@ impl Client {
         Ok(list.sandboxes)
     }
 
+    /// Lists the caller's sandboxes with what each costs its host.
+    pub async fn list_with_usage(&self) -> Result<Vec<api::Sandbox>, ClientError> {
+        let call = Call {
+            operation: Operation::ListSandboxes,
+            target: "",
+            second: "",
+            query: &[("usage", "true")],
+        };
+        let list: api::SandboxList = self.transport.json(&call, NO_BODY).await?;
+        Ok(list.sandboxes)
+    }
+
     /// Removes a sandbox.
     pub async fn remove(&self, sandbox: &str) -> Result<(), ClientError> {
         self.transport
@@ -161,24 +174,43 @@ impl Client {
         Ok(log.console)
     }
 
-    /// Runs a program to its end.
+    /// Runs a program to its end. A daemon that goes away meanwhile is waited for; the program
+    /// runs on and is not started again.
     pub async fn exec(
         &self,
         sandbox: &str,
         request: &api::ExecRequest,
     ) -> Result<api::ExecResponse, ClientError> {
-        self.transport
-            .json(&call(Operation::Exec, sandbox), Some(request))
-            .await
+        let mut request = request.clone();
+        request.request_id.get_or_insert_with(request_id);
+        let mut away = Away::default();
+        loop {
+            let call = call(Operation::Exec, sandbox);
+            match self.transport.json(&call, Some(&request)).await {
+                Err(error) => away.wait_after(error).await?,
+                answered => return answered,
+            }
+        }
     }
 
-    /// Starts a program, or attaches to one, and follows it.
+    /// Starts a program, or attaches to one, and follows it. A daemon that goes away before it
+    /// is known which process that is, is waited for; nothing is started twice.
     pub async fn exec_stream(
         &self,
         sandbox: &str,
         request: &StreamRequest,
     ) -> Result<ExecStream, ClientError> {
-        exec_stream::open(&self.transport, sandbox, request).await
+        let mut request = request.clone();
+        if request.attach.is_none() {
+            request.request_id.get_or_insert_with(request_id);
+        }
+        let mut away = Away::default();
+        loop {
+            match exec_stream::open(&self.transport, sandbox, &request).await {
+                Err(error) => away.wait_after(error).await?,
+                opened => return opened,
+            }
+        }
     }
 
     /// Lists the processes that can be attached to.
@@ -308,20 +340,6 @@ impl Client {
         self.transport
             .json(&call(Operation::MoveFile, sandbox), Some(request))
             .await
-    }
-
-    /// Reads the journal after a sequence number.
-    pub async fn events(&self, after: u64, limit: u32) -> Result<Vec<api::Event>, ClientError> {
-        let (after, limit) = (after.to_string(), limit.to_string());
-        let query = [("after", &*after), ("limit", &*limit)];
-        let call = Call {
-            operation: Operation::ListEvents,
-            target: "",
-            second: "",
-            query: &query,
-        };
-        let list: api::EventList = self.transport.json(&call, NO_BODY).await?;
-        Ok(list.events)
     }
 
     /// Lists the templates.

@@ -49,8 +49,12 @@ pub struct ApiRefusal {
     pub message: String,
     /// What can be done about it.
     pub hint: Option<String>,
+    /// The process that runs on, where the daemon's end cut off its call.
+    pub process_id: Option<String>,
     /// Names the request in the daemon's log.
     pub request_id: String,
+    /// After so many seconds the same request may succeed.
+    pub retry_after_s: Option<u64>,
 }
 
 impl ClientError {
@@ -76,7 +80,25 @@ impl ClientError {
             code: body.code,
             message: body.message,
             hint: body.hint,
+            process_id: body.process_id,
             request_id: body.request_id,
+            retry_after_s: None,
         }))
+    }
+
+    /// The same, and when to ask again.
+    pub(crate) fn after(mut self, seconds: Option<u64>) -> Self {
+        if let Self::Api(refusal) = &mut self {
+            refusal.retry_after_s = seconds;
+        }
+        self
+    }
+
+    /// After how long the same request may succeed, if the daemon said so.
+    pub fn retry_after(&self) -> Option<std::time::Duration> {
+        match self {
+            Self::Api(refusal) => refusal.retry_after_s.map(std::time::Duration::from_secs),
+            _ => None,
+        }
     }
 }

@@ -4,8 +4,10 @@
 //! as an [`ExecStream`]. Plain HTTP only; a daemon on another machine belongs
 //! behind a tunnel or a proxy that ends TLS.
 
+mod away;
 mod client;
 mod error;
+mod events;
 mod exec_stream;
 mod network;
 mod ports;
@@ -14,5 +16,6 @@ mod transport;
 
 pub use client::{Client, FileSource};
 pub use error::{ApiRefusal, ClientError};
+pub use events::{EventFilter, Events};
 pub use exec_stream::{ExecInput, ExecOutput, ExecStream, StreamEvent};
 pub use pando_api as api;

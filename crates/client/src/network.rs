@@ -11,7 +11,7 @@ impl Client {
     pub async fn change(
         &self,
         sandbox: &str,
-        request: &api::ChangeRequest,
+        request: &api::ChangeSandboxRequest,
     ) -> Result<api::Sandbox, ClientError> {
         self.transport
             .json(&call(Operation::ChangeSandbox, sandbox), Some(request))

@@ -2,7 +2,7 @@
 
 use crate::ClientError;
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER};
 use http::uri::{Authority, Scheme};
 use http::{HeaderName, HeaderValue, Request, Response, Uri};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -130,8 +130,10 @@ impl Transport {
             return Ok(response);
         }
         let status = response.status();
+        let again = response.headers().get(RETRY_AFTER);
+        let again = again.and_then(|seconds| seconds.to_str().ok()?.parse().ok());
         let body = collect(response).await.unwrap_or_default();
-        Err(refusal(status.as_u16(), &body))
+        Err(refusal(status.as_u16(), &body).after(again))
     }
 
     /// Sends JSON, or nothing, and reads JSON.

@@ -200,9 +200,10 @@ impl Bakery {
             env: BTreeMap::new(),
             network: None,
             bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
+            limits: pando_shim::spec::Limits::default(),
             slot: None,
             preload: self.starter.preload.clone(),
-            jail: self.starter.jail,
+            loosened: self.starter.loosened(),
         }
     }
 
@@ -438,6 +439,7 @@ impl Oven {
                     .build();
                 if let Ok(runtime) = runtime {
                     runtime.block_on(process.kill());
+                    runtime.block_on(crate::groups::remove(&dir));
                 }
             }
             drop(dir.remove());

@@ -90,6 +90,7 @@ pub(crate) fn exec_result(response: shim::ExecResponse) -> ExecResult {
             signal: None,
             timed_out: false,
         }),
+        process_id: response.process_id,
         stdout: response.stdout,
         stderr: response.stderr,
         truncated: response.truncated,

@@ -1,10 +1,16 @@
 //! The engine: opened once per daemon, then asked.
 
+use crate::admission::{Admission, AdmissionConfig};
 use crate::bake::Bakery;
+use crate::ending::Ending;
+use crate::headroom::headroom;
 use crate::host::Host;
+use crate::journal::Journal;
+use crate::lifetime::{Lifetimes, deadline};
+use crate::observe::{Observed, Operation};
 use crate::pool::{Pool, PoolConfig};
 use crate::ports::{Ports, PortsConfig};
-use crate::request::{Caller, CreateSandbox, Event, Sandbox, Status};
+use crate::request::{Adoption, Caller, CreateSandbox, Sandbox, Status};
 use crate::sandboxes::{Entry, Sandboxes};
 use crate::shims::ShimStarter;
 use crate::snapshots::Kept;
@@ -12,17 +18,15 @@ use crate::{EngineError, keys};
 use pando_image::Initrd;
 use pando_shim::host::AcceleratorWish;
 use pando_store::{Index, LAYOUT, Materialized, NewEvent, Place, SandboxDirs, Snapshots, Verified};
-use pando_types::SandboxState;
+use pando_sys::jail::Layers;
+use pando_types::{Lifespan, SandboxLimits, SandboxState};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
-
-/// Events in one answer, at most.
-const MAX_EVENTS: u32 = 1000;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Instant, SystemTime};
 
 /// Where the engine keeps its things and what it uses.
 #[derive(Clone, Debug)]
@@ -48,6 +52,10 @@ pub struct EngineConfig {
     pub debian_mirror: Option<String>,
     /// How much is done ahead of requests.
     pub pool: PoolConfig,
+    /// Who may start, and when.
+    pub admission: AdmissionConfig,
+    /// What sandboxes may use that do not say it.
+    pub limits: SandboxLimits,
     /// The most that whole memory files, put together from snapshots' layers, may take.
     pub materialized_mib: u64,
     /// What each sandbox may send and receive by its network; `None` is as much as there is.
@@ -56,8 +64,6 @@ pub struct EngineConfig {
     pub dns: Vec<std::net::SocketAddr>,
     /// How ports of sandboxes are offered.
     pub ports: PortsConfig,
-    /// Whether jails are put on; `false` is for tests of what a jail keeps out.
-    pub jail: bool,
 }
 
 /// Why the engine cannot be opened.
@@ -102,6 +108,11 @@ pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) host: Arc<Host>,
     pub(crate) index: Index,
+    pub(crate) journal: Journal,
+    pub(crate) ending: Ending,
+    pub(crate) observed: Observed,
+    /// What was taken over at the start.
+    pub(crate) adoption: OnceLock<Adoption>,
     pub(crate) dirs: SandboxDirs,
     pub(crate) bakery: Bakery,
     pub(crate) sandboxes: Sandboxes,
@@ -112,7 +123,9 @@ pub(crate) struct Inner {
     /// Whole memory files for them.
     pub(crate) materialized: Materialized,
     pub(crate) pool: Pool,
+    pub(crate) admission: Admission,
     pub(crate) ports: Ports,
+    pub(crate) lifetimes: Lifetimes,
     /// Held while layers are merged: that is done for one snapshot at a time.
     pub(crate) flattening: tokio::sync::Mutex<()>,
     /// The initrd with this daemon's agent, by root image: packing and hashing one takes
@@ -141,6 +154,7 @@ impl Engine {
         engine.adopt_all().await?;
         engine.listen_again().await;
         tokio::spawn(engine.clone().keep_pool());
+        tokio::spawn(engine.clone().keep_lifetimes());
         tokio::spawn(engine.clone().flatten_all());
         tokio::spawn(engine.clone().follow_resolvers());
         Ok(engine)
@@ -167,7 +181,12 @@ impl Engine {
         let (answer, answered) = tokio::sync::oneshot::channel();
         // Its own task: a caller that hangs up must not leave half a sandbox.
         tokio::spawn(async move {
+            let watch = engine.begin(Operation::Create);
             let created = engine.spawn_new(&caller, request).await;
+            watch.end(
+                created.as_ref().map_or("", |entry| entry.made_from()),
+                &created,
+            );
             if let Err(Ok(entry)) = answer.send(created) {
                 drop(engine.destroy(&entry, "its creator went away").await);
             }
@@ -183,7 +202,12 @@ impl Engine {
     /// # Errors
     /// There is none that the caller may see.
     pub async fn get(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
-        self.inner.sandboxes.find(caller, sandbox)?.describe()
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        let mut described = entry.describe()?;
+        if described.state == SandboxState::Failed {
+            described.last_console = self.last_console(&entry).await?;
+        }
+        Ok(described)
     }
 
     /// The caller's sandboxes, oldest first.
@@ -205,8 +229,11 @@ impl Engine {
     /// There is none, or its files cannot be removed.
     pub async fn remove(&self, caller: &Caller, sandbox: &str) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        self.detached(move |engine| async move { engine.destroy(&entry, "").await })
-            .await
+        self.detached(move |engine| async move {
+            let removing = engine.destroy(&entry, "");
+            engine.observed(Operation::Remove, removing).await
+        })
+        .await
     }
 
     /// Powers a sandbox off in order; its disk is kept.
@@ -216,7 +243,8 @@ impl Engine {
     pub async fn stop(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
-            engine.power_off(&entry).await?;
+            let stopping = engine.power_off(&entry);
+            engine.observed(Operation::Stop, stopping).await?;
             entry.describe()
         })
         .await
@@ -229,36 +257,11 @@ impl Engine {
     pub async fn start(&self, caller: &Caller, sandbox: &str) -> Result<Sandbox, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
-            engine.power_on(&entry).await?;
+            let starting = engine.power_on(&entry);
+            engine.observed(Operation::Start, starting).await?;
             entry.describe()
         })
         .await
-    }
-
-    /// The caller's events after a sequence number, oldest first.
-    ///
-    /// # Errors
-    /// The index failed.
-    pub async fn events(
-        &self,
-        caller: &Caller,
-        after: u64,
-        limit: u32,
-    ) -> Result<Vec<Event>, EngineError> {
-        let tenant = caller.tenant.clone();
-        let rows = self
-            .blocking(move |inner| inner.index.events(&tenant, after, limit.min(MAX_EVENTS)))
-            .await?;
-        Ok(rows
-            .into_iter()
-            .map(|row| Event {
-                sequence: row.sequence,
-                at: row.at,
-                kind: row.kind,
-                subject: row.subject,
-                detail: row.detail,
-            })
-            .collect())
     }
 
     /// What the daemon says of itself.
@@ -273,7 +276,9 @@ impl Engine {
         for entry in self.inner.sandboxes.of(caller) {
             *sandboxes.entry(entry.state().as_str()).or_default() += 1;
         }
+        let headroom = self.aside(headroom).await?;
         Ok(Status {
+            headroom,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             accelerator: self.inner.host.accelerator,
@@ -281,7 +286,10 @@ impl Engine {
             vmm: self.inner.host.vmm(),
             sandboxes,
             uptime: self.inner.started.elapsed(),
+            adoption: self.inner.adoption.get().copied().unwrap_or_default(),
             pool: self.inner.pool.status(),
+            starts_under_way: self.inner.admission.under_way(),
+            starts_refused: self.inner.admission.refused(),
         })
     }
 
@@ -346,6 +354,12 @@ impl Engine {
         change: Change,
     ) -> Result<(), EngineError> {
         let row = entry.row();
+        let expires_at = deadline(
+            change.state,
+            row.lifetime.expires_at,
+            row.lifetime.timeout.map(Lifespan::get),
+            SystemTime::now(),
+        );
         let (id, tenant, boot_id) = (row.id, row.tenant, self.inner.host.boot_id.clone());
         let written = change.clone();
         let wrote = self.aside(move |inner| {
@@ -363,6 +377,7 @@ impl Engine {
                 reason: written.reason.as_deref(),
                 isolation: written.isolation.as_deref(),
                 place: moved.map(Moved::place),
+                expires_at,
             };
             inner.index.set_state(&change, &boot_id, &event)
         });
@@ -370,6 +385,7 @@ impl Engine {
         entry.update(|row| {
             row.state = change.state;
             row.state_reason = change.reason;
+            row.lifetime.expires_at = expires_at;
             if let Some(isolation) = change.isolation {
                 row.isolation = isolation;
             }
@@ -377,10 +393,12 @@ impl Engine {
                 (row.home, row.parent, row.paused_in) = (moved.home, moved.parent, moved.paused_in);
             }
             if change.state == SandboxState::Running {
-                row.started_at = Some(std::time::SystemTime::now());
+                row.started_at = Some(SystemTime::now());
                 row.boot_id.clone_from(&self.inner.host.boot_id);
+                entry.activity.touch();
             }
         });
+        self.inner.lifetimes.have_changed();
         Ok(())
     }
 }
@@ -416,6 +434,7 @@ impl Moved {
 
 impl Inner {
     fn open(config: EngineConfig) -> Result<Self, OpenError> {
+        let started = Instant::now();
         make_dir(&config.state_dir, 0o711)?;
         make_dir(&config.cache_dir, 0o755)?;
         // Whoever made it: its names are nobody else's business.
@@ -447,7 +466,7 @@ impl Inner {
             program,
             qemu: config.qemu.clone(),
             preload,
-            jail: config.jail,
+            jail: Layers::ALL,
         };
         let bakery = Bakery {
             host: Arc::clone(&host),
@@ -458,12 +477,18 @@ impl Inner {
             under_way: Mutex::new(HashMap::new()),
         };
         let pool = Pool::new(config.pool);
+        let admission = Admission::new(config.admission);
         let ports = Ports::open(&index)?;
         let kept = Kept::new(index.snapshots()?);
+        let journal = Journal::of(&index)?;
         Ok(Self {
             config,
             host,
             index,
+            journal,
+            ending: Ending::default(),
+            observed: Observed::default(),
+            adoption: OnceLock::new(),
             dirs,
             bakery,
             sandboxes: Sandboxes::default(),
@@ -471,10 +496,12 @@ impl Inner {
             snapshots,
             materialized,
             pool,
+            admission,
             ports,
+            lifetimes: Lifetimes::default(),
             flattening: tokio::sync::Mutex::default(),
             initrds: Mutex::default(),
-            started: Instant::now(),
+            started,
             keys,
             _lock: lock,
         })

@@ -1,11 +1,12 @@
 //! What can go wrong, with a stable code, who can fix it and how.
 
+use crate::request::ProcessId;
 use pando_shim::error_chain;
 use pando_types::SandboxState;
 
 /// A refused or failed request. `Display` is for the caller; the source chain
 /// holds the inward detail for the log.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// No such sandbox, or not the caller's.
     #[error("sandbox `{0}` not found")]
@@ -58,6 +59,17 @@ pub enum EngineError {
         /// What was done.
         by: Interruption,
     },
+    /// The daemon ends while the program runs on.
+    #[error("the daemon ends while process `{process_id}` of sandbox `{id}` runs on")]
+    DaemonRestarted {
+        /// Which sandbox.
+        id: String,
+        /// Names the process to the next daemon.
+        process_id: ProcessId,
+    },
+    /// Another request has this id.
+    #[error("the request id `{0}` is that of another request")]
+    RequestIdTaken(String),
     /// A value of the request is malformed; the text says which and how.
     #[error("{0}")]
     Invalid(String),
@@ -95,6 +107,38 @@ pub enum EngineError {
         template: String,
         /// Why.
         reason: String,
+    },
+    /// A limit of the tenant is in the way.
+    #[error("the limit `{limit}` is {most}: {used} in use, {asked} asked for")]
+    Quota {
+        /// The setting's name.
+        limit: &'static str,
+        /// Its value.
+        most: u64,
+        /// What of it is used.
+        used: u64,
+        /// What more was asked for.
+        asked: u64,
+    },
+    /// The host's memory is used; nothing was begun.
+    #[error(
+        "the host's memory is used: a sandbox needs {needed_mib} MiB, {left_mib} MiB are left to `memory_reserve_mib`"
+    )]
+    HostFull {
+        /// What one is expected to need.
+        needed_mib: u64,
+        /// What is left.
+        left_mib: u64,
+        /// When to ask again, in seconds.
+        retry_after_s: u64,
+    },
+    /// Too many starts wait; nothing was begun.
+    #[error("the host is busy: {ahead} starts come first")]
+    Busy {
+        /// How many.
+        ahead: usize,
+        /// When to ask again, in seconds.
+        retry_after_s: u64,
     },
     /// The host has no room.
     #[error("no space left on the host: {0}")]
@@ -174,6 +218,8 @@ impl EngineError {
             Self::Incompatible { .. } => "incompatible_snapshot",
             Self::Corrupt { .. } => "corrupt_snapshot",
             Self::Interrupted { by, .. } => by.code(),
+            Self::DaemonRestarted { .. } => "daemon_restarted",
+            Self::RequestIdTaken(_) => "request_id_taken",
             Self::Invalid(_) => "invalid_request",
             Self::WrongState { .. } => "wrong_state",
             Self::CannotRun(_) => "cannot_run",
@@ -181,6 +227,9 @@ impl EngineError {
             Self::SpawnFailed(_) => "spawn_failed",
             Self::SnapshotFailed(_) => "snapshot_failed",
             Self::BakeFailed { .. } => "bake_failed",
+            Self::Quota { .. } => "quota_exceeded",
+            Self::HostFull { .. } => "host_full",
+            Self::Busy { .. } => "busy",
             Self::NoSpace(_) => "no_space",
             Self::Internal(_) => "internal",
         }
@@ -214,12 +263,19 @@ impl EngineError {
                 Interruption::Stopped => "`pando start ID` starts it on its disk",
                 Interruption::Removed => "`pando ls` lists the sandboxes you can see",
             },
+            Self::DaemonRestarted { .. } => {
+                "attach to the process under the next daemon, or ask again with the same `request_id`"
+            }
+            Self::RequestIdTaken(_) => "give each request an id of its own",
             Self::WrongState { .. } => "`pando inspect` shows the state and its reason",
             Self::SnapshotFailed(_) => "the sandbox runs on; `pando logs` shows the daemon's log",
             Self::SandboxGone { .. } | Self::SpawnFailed(_) => {
                 "`pando logs ID` shows the guest's console"
             }
             Self::BakeFailed { .. } => "`pando doctor` checks what the host lacks",
+            Self::Quota { .. } => "stop, pause or remove something of yours, or raise the limit",
+            Self::HostFull { .. } => "ask again later, or pause or remove a sandbox",
+            Self::Busy { .. } => "ask again later: `Retry-After` says when",
             Self::NoSpace(_) => {
                 "free some: `pando doctor --paths` shows where Pando keeps its files"
             }
@@ -230,6 +286,16 @@ impl EngineError {
 }
 
 impl EngineError {
+    /// When the same request may succeed, in seconds, where that is only a matter of time.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        match self {
+            Self::HostFull { retry_after_s, .. } | Self::Busy { retry_after_s, .. } => {
+                Some(*retry_after_s)
+            }
+            _ => None,
+        }
+    }
+
     /// The index could not be written.
     pub(crate) fn index(error: &pando_store::IndexError) -> Self {
         match error.is_no_space() {

@@ -21,7 +21,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Finds out; may start a small guest to do so (at most 2 s, then cached).
+    /// Finds out; may start a small guest to do so (at most 10 s, then cached).
     ///
     /// # Errors
     /// QEMU is missing or too old, or the wished accelerator does not work.

@@ -5,20 +5,31 @@
 //!
 //! [`Engine`] is the surface. `lifecycle` says what is legal when and has no I/O;
 //! `sandboxes` holds the entries; `spawn` makes them run and notices their end;
+//! `lifetime` ends those whose time is over and wakes those that sleep;
 //! `bake` makes snapshots of templates; `pool` keeps slots that wait for requests;
-//! `shims` starts the processes.
+//! `shims` starts the processes; `admission` says who may start now.
 
+mod admission;
 mod adopt;
 mod bake;
 mod convert;
+mod cost;
+mod ending;
 mod engine;
 mod error;
+mod exec;
+mod groups;
+mod headroom;
 mod host;
 mod identity;
 mod ids;
+mod journal;
 mod keys;
 mod lifecycle;
+mod lifetime;
+mod limits;
 mod network;
+mod observe;
 mod pool;
 mod ports;
 mod reference;
@@ -28,11 +39,14 @@ mod shims;
 mod snapshots;
 mod source;
 mod spawn;
+pub mod stand_in;
 mod template;
 mod usage;
 
+pub use admission::{AdmissionConfig, TenantLimits};
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::{EngineError, Interruption};
+pub use observe::{Finished, Observer, Operation, Outcome};
 pub use pando_shim::client::{PortError, Protocol};
 pub use pando_shim::error_chain;
 pub use pando_shim::host::AcceleratorWish;

@@ -5,8 +5,8 @@
 
 use crate::EngineError;
 use pando_types::{
-    EgressPolicy, Isolation, Name, SandboxId, SandboxState, Size, SnapshotId, SnapshotKind,
-    TemplateRef,
+    EgressPolicy, Isolation, Lifespan, Name, OnTimeout, SandboxId, SandboxLimits, SandboxState,
+    Size, SnapshotId, SnapshotKind, TemplateRef,
 };
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -45,6 +45,39 @@ pub struct CreateSandbox {
     pub egress: Option<EgressPolicy>,
     /// What it is started from.
     pub start: Start,
+    /// What it may use of its host; what it does not say is what its snapshot's sandbox had,
+    /// or the daemon's default.
+    pub limits: SandboxLimits,
+    /// How long it is there without being asked for.
+    pub lifetime: Lifetime,
+}
+
+/// How long a sandbox is there without being asked for; by itself, for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lifetime {
+    /// From the moment at which it first runs, and anew from each at which it goes on after
+    /// a pause.
+    pub timeout: Option<Lifespan>,
+    /// While it runs and nothing uses it: no call, no file on its way, no bytes of its ports.
+    pub idle_timeout: Option<Lifespan>,
+    /// What becomes of it when either is over.
+    pub on_timeout: OnTimeout,
+    /// Whether a call that needs it running, or traffic to its ports, lets it go on when it
+    /// is paused, by whomever.
+    pub auto_resume: bool,
+}
+
+/// Change some of a [`Lifetime`]; `None` leaves what is. Legal in every state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LifetimeChange {
+    /// Counted from now.
+    pub timeout: Option<Option<Lifespan>>,
+    /// Counted from now at the earliest.
+    pub idle_timeout: Option<Option<Lifespan>>,
+    /// See [`Lifetime`].
+    pub on_timeout: Option<OnTimeout>,
+    /// See [`Lifetime`].
+    pub auto_resume: Option<bool>,
 }
 
 /// What a new sandbox is started from.
@@ -70,6 +103,9 @@ pub struct Sandbox {
     pub state: SandboxState,
     /// Why it is in `failed`, or other news about the state, for a person.
     pub state_reason: Option<String>,
+    /// The last lines of its console, if it failed and was asked for alone; the guest wrote
+    /// them, and control characters are taken out.
+    pub last_console: Vec<String>,
     /// What it was spawned from.
     pub template: TemplateRef,
     /// The snapshot that its present state came from last: the one it was spawned from or
@@ -85,10 +121,35 @@ pub struct Sandbox {
     pub labels: BTreeMap<String, String>,
     /// What it may reach.
     pub egress: EgressPolicy,
+    /// What it may use of its host.
+    pub limits: SandboxLimits,
+    /// What it costs, where that was asked.
+    pub usage: Option<SandboxUsage>,
     /// When it was made.
     pub created_at: SystemTime,
     /// When it last began to run.
     pub started_at: Option<SystemTime>,
+    /// How long it is there without being asked for.
+    pub lifetime: Lifetime,
+    /// When its timeout is over; `None` without one, and while it is paused.
+    pub expires_at: Option<SystemTime>,
+    /// When it was last used, as far as this daemon knows.
+    pub last_used_at: SystemTime,
+}
+
+/// What a sandbox costs its host now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SandboxUsage {
+    /// Memory of its VMM and its shim that nobody shares with them; 0 without a VM.
+    pub memory_bytes: u64,
+    /// CPU time of both since its VM came up, in ms.
+    pub cpu_ms: u64,
+    /// Allocated bytes of files that are its own alone.
+    pub disk_bytes: u64,
+    /// Bytes from the guest by its network since its VM came up.
+    pub net_sent_bytes: u64,
+    /// Bytes to the guest since then.
+    pub net_received_bytes: u64,
 }
 
 /// A snapshot as a caller names it: id, the beginning of one, or name within the tenant.
@@ -159,6 +220,8 @@ pub struct Fork {
     pub labels: BTreeMap<String, String>,
     /// Added to the environment that each child takes from its parent.
     pub env: BTreeMap<String, String>,
+    /// How the lifetime of each differs from the parent's; its time begins when it runs.
+    pub lifetime: LifetimeChange,
 }
 
 /// What came of a fork.
@@ -255,6 +318,8 @@ pub struct ExecResult {
     pub truncated: bool,
     /// From its start to its end, seen by the shim.
     pub duration: Duration,
+    /// Which process it was.
+    pub process_id: ProcessId,
 }
 
 /// A terminal's size in characters.
@@ -275,6 +340,8 @@ pub struct StartProcess {
     pub tty: Option<WindowSize>,
     /// Whether its stdin can be fed; otherwise it is empty.
     pub stdin: bool,
+    /// Names the request, for who asks again: nothing is started twice.
+    pub request_id: Option<String>,
 }
 
 /// Names a process of one sandbox; survives a restart of the daemon.
@@ -355,6 +422,15 @@ pub struct Event {
     pub subject: String,
     /// For a person.
     pub detail: String,
+}
+
+/// Which entries of the journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// Those about this sandbox alone: its id, or the name of one that is there.
+    pub sandbox: Option<SandboxRef>,
+    /// Those alone whose kind begins like this, such as `sandbox.`; empty for all.
+    pub kind_prefix: String,
 }
 
 /// What a sandbox may reach and does.
@@ -467,6 +543,40 @@ pub struct Status {
     pub uptime: Duration,
     /// What waits for the next request.
     pub pool: PoolStatus,
+    /// Starts that wait for their turn or have it.
+    pub starts_under_way: usize,
+    /// Starts that were refused since the daemon's: by limits, or by a full or busy host.
+    pub starts_refused: u64,
+    /// What was taken over at its start.
+    pub adoption: Adoption,
+    /// What the host has left.
+    pub headroom: Headroom,
+}
+
+/// What the host has left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Headroom {
+    /// Memory that the kernel could give, swap aside.
+    pub memory_available_bytes: u64,
+    /// All of it.
+    pub memory_total_bytes: u64,
+    /// Room on the state directory's file system.
+    pub disk_available_bytes: u64,
+    /// Its size.
+    pub disk_size_bytes: u64,
+    /// CPUs that the daemon may use.
+    pub cpus: usize,
+    /// Tasks that run or wait, the average of a minute.
+    pub load_1m: f64,
+}
+
+/// What a daemon took over at its start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Adoption {
+    /// Sandboxes that ran.
+    pub sandboxes: usize,
+    /// From the daemon's start until all were taken over.
+    pub took: Duration,
 }
 
 /// Work done ahead of requests.

@@ -2,15 +2,18 @@
 
 use crate::EngineError;
 use crate::lifecycle::{self, Operation};
+use crate::lifetime::{Activity, Waking};
+use crate::limits::limits_of;
 use crate::network::egress_of;
 use crate::reference;
-use crate::request::{Caller, Sandbox};
+use crate::request::{Caller, Lifetime, Sandbox};
 use crate::shims::Shim;
-use pando_store::SandboxRow;
+use pando_store::{LifetimeRow, SandboxRow};
 use pando_types::{Isolation, SandboxId, SandboxState, Size};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::SystemTime;
 
 /// A sandbox. Its changes are made by whoever holds `turn`, one at a time; reading
 /// and using it needs no turn.
@@ -20,8 +23,14 @@ pub(crate) struct Entry {
     pub(crate) turn: tokio::sync::Mutex<()>,
     /// Held while what it had before it moved is removed, which nobody else waits for.
     pub(crate) clearing: Arc<tokio::sync::Mutex<()>>,
+    /// Who uses it.
+    pub(crate) activity: Arc<Activity>,
+    /// What those who need it awake wait for.
+    waking: Mutex<Option<Waking>>,
     row: Mutex<SandboxRow>,
     shim: Mutex<Option<Arc<Shim>>>,
+    /// The kind of slot that it was made from, or `none`; empty for one that was taken over.
+    made_from: OnceLock<&'static str>,
 }
 
 /// All of them.
@@ -45,8 +54,11 @@ impl Entry {
             id,
             turn: tokio::sync::Mutex::new(()),
             clearing: Arc::default(),
+            activity: Activity::new(),
+            waking: Mutex::new(None),
             row: Mutex::new(row),
             shim: Mutex::new(None),
+            made_from: OnceLock::new(),
         }
     }
 
@@ -70,6 +82,16 @@ impl Entry {
         self.lock().state
     }
 
+    /// What it does, and how long it is there.
+    pub(crate) fn life(&self) -> (SandboxState, LifetimeRow) {
+        let row = self.lock();
+        (row.state, row.lifetime)
+    }
+
+    pub(crate) fn waking(&self) -> MutexGuard<'_, Option<Waking>> {
+        self.waking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn update(&self, change: impl FnOnce(&mut SandboxRow)) {
         change(&mut self.lock());
     }
@@ -83,6 +105,15 @@ impl Entry {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// It was made from this kind of slot; the first time is its creation.
+    pub(crate) fn set_made_from(&self, kind: &'static str) {
+        let _ = self.made_from.set(kind);
+    }
+
+    pub(crate) fn made_from(&self) -> &'static str {
+        self.made_from.get().copied().unwrap_or_default()
     }
 
     /// Whether `operation` is legal now.
@@ -132,6 +163,7 @@ impl Entry {
                 .map_err(|_| malformed("name"))?,
             state: row.state,
             state_reason: row.state_reason,
+            last_console: Vec::new(),
             template: row.template.parse().map_err(|_| malformed("template"))?,
             parent: row
                 .parent
@@ -144,8 +176,13 @@ impl Entry {
             env: serde_json::from_str(&row.env).map_err(|_| malformed("environment"))?,
             labels: serde_json::from_str(&row.labels).map_err(|_| malformed("label set"))?,
             egress: egress_of(&row.egress)?,
+            limits: limits_of(&row.limits)?,
+            usage: None,
             created_at: row.created_at,
             started_at: row.started_at,
+            lifetime: Lifetime::of(&row.lifetime),
+            expires_at: row.lifetime.expires_at,
+            last_used_at: SystemTime::now() - self.activity.idle().unwrap_or_default(),
         })
     }
 }
@@ -201,6 +238,13 @@ impl Sandboxes {
         self.lock().get(id.as_str()).cloned()
     }
 
+    /// Whether this sandbox has not been removed.
+    pub(crate) fn has(&self, entry: &Arc<Entry>) -> bool {
+        let entries = self.lock();
+        let found = entries.get(entry.id.as_str());
+        found.is_some_and(|found| Arc::ptr_eq(found, entry))
+    }
+
     /// The snapshots that hold paused sandboxes.
     pub(crate) fn paused_in(&self) -> BTreeSet<String> {
         let entries = self.lock();
@@ -232,7 +276,6 @@ impl Sandboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
 
     fn entry(number: u64, tenant: &str, name: Option<&str>) -> Arc<Entry> {
         let id = SandboxId::from_random([number; 19]);
@@ -256,6 +299,8 @@ mod tests {
             home: None,
             paused_in: None,
             egress: r#"{"default":"allow","rules":[]}"#.into(),
+            limits: "{}".into(),
+            lifetime: LifetimeRow::default(),
         };
         Arc::new(Entry::new(id, row))
     }

@@ -1,12 +1,14 @@
 //! Shim processes: started, found again, ended.
 
-use crate::{EngineError, Interruption};
+use crate::{EngineError, Interruption, groups};
 use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
 use pando_store::{SandboxDir, read_untrusted};
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
+use pando_sys::jail::seccomp::Program;
+use pando_sys::jail::{Layer, Layers};
 use pando_sys::readiness::Readiness;
-use pando_sys::spawn::{Child, Identity, Limit, Spawn};
+use pando_sys::spawn::{Child, ChildExit, Identity, Limit, Spawn};
 use pando_wire::shim::{ClaimRequest, ReadyRequest, ReadyResponse, State};
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
@@ -15,11 +17,15 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Descriptors of a shim: its own few, a handful for the VMM, and the gateway's connections.
 const OPEN_FILES: u64 = 4096;
+
+/// How often, and after which pauses, it is looked how a shim ended whose socket is closed.
+const EXIT_LOOKS: u32 = 20;
+const EXIT_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a killed process may take to be gone.
 const KILL_WAIT: Duration = Duration::from_secs(5);
@@ -33,8 +39,8 @@ pub(crate) struct ShimStarter {
     pub(crate) qemu: PathBuf,
     /// The library for the VMM with which the kernel tracks what a VM writes.
     pub(crate) preload: Option<PathBuf>,
-    /// Whether jails are put on.
-    pub(crate) jail: bool,
+    /// What is put on: all layers, but where a test shows what one of them stops.
+    pub(crate) jail: Layers,
 }
 
 /// A shim that runs.
@@ -44,6 +50,8 @@ pub(crate) struct Shim {
     pub(crate) process: Option<ShimProcess>,
     /// What was done to the sandbox that cut off the calls to this shim.
     interrupted: OnceLock<Interruption>,
+    /// How the process ended, if it was started by this daemon.
+    exit: Arc<OnceLock<ChildExit>>,
 }
 
 /// Names a process for as long as the host is up: a number alone may be another's later.
@@ -63,6 +71,7 @@ impl ShimStarter {
         spec: &ShimSpec,
         identity: Option<Identity>,
     ) -> Result<Shim, EngineError> {
+        let identity = identity.filter(|_| self.jail.has(Layer::Account));
         let failed = |what: &str, error: &dyn std::error::Error| {
             EngineError::SpawnFailed(format!("{what}: {error}"))
         };
@@ -77,7 +86,8 @@ impl ShimStarter {
             give_to(dir, identity)
                 .map_err(|error| failed("cannot hand the directory over", &error))?;
         }
-        let child = self.spawn(dir, listener, identity)?;
+        let group = groups::create(dir, spec.memory_mib);
+        let child = self.spawn(dir, listener, identity, group)?;
         let process = ShimProcess::of(child.pid());
         if let Some(process) = process {
             let written = write_whole(&dir.process(), process.to_line().as_bytes());
@@ -88,11 +98,15 @@ impl ShimStarter {
                 return Err(no_space_or(&error, "cannot write the shim's process id"));
             }
         }
-        tokio::spawn(reap(child));
+        let exit = Arc::new(OnceLock::new());
+        tokio::spawn(reap(child, Arc::clone(&exit)));
         let client = ShimClient::connect(&dir.socket())
             .await
             .map_err(|error| failed("the shim does not answer", &error))?;
-        Ok(Shim::new(client, process))
+        Ok(Shim {
+            exit,
+            ..Shim::new(client, process)
+        })
     }
 
     fn spawn(
@@ -100,6 +114,7 @@ impl ShimStarter {
         dir: &SandboxDir,
         listener: OwnedFd,
         identity: Option<Identity>,
+        group: Option<OwnedFd>,
     ) -> Result<Child, EngineError> {
         let failed = |error: &dyn std::error::Error| {
             EngineError::SpawnFailed(format!(
@@ -127,9 +142,14 @@ impl ShimStarter {
         if let Some(identity) = identity {
             spawn = spawn.identity(identity);
         }
-        if self.jail {
-            spawn = spawn.landlock(self.ruleset(dir).map_err(|error| failed(&error))?);
+        if let Some(group) = group {
+            spawn = spawn.group(group);
         }
+        if self.jail.has(Layer::Seccomp) {
+            spawn = spawn.seccomp(Program::shim().map_err(|error| failed(&error))?);
+        }
+        let ruleset = self.ruleset(dir).map_err(|error| failed(&error))?;
+        let spawn = spawn.layers(self.jail).landlock(ruleset);
         spawn.spawn().map_err(|error| failed(&error))
     }
 
@@ -172,7 +192,28 @@ impl ShimStarter {
         ] {
             policy = policy.allow_if_present(Path::new(path), Access::Read);
         }
-        Ruleset::new(&policy)
+        Ruleset::new(&policy, self.jail)
+    }
+
+    /// Names of what is around a shim, beside its account, which its VMM has too.
+    pub(crate) fn layers(&self) -> Vec<String> {
+        let landlock = Layer::landlock;
+        let present = |layer: &Layer| match landlock(*layer) {
+            // The account is named with its number.
+            0 => *layer != Layer::Account,
+            // TCP is left to it: it is the sandbox's way to the network.
+            version => version <= pando_sys::jail::landlock::abi() && *layer != Layer::NoTcp,
+        };
+        Layer::all()
+            .filter(|layer| self.jail.has(*layer) && present(layer))
+            .map(|layer| format!("shim-{}", layer.name()))
+            .collect()
+    }
+
+    /// Names of the layers that are left off.
+    pub(crate) fn loosened(&self) -> Vec<String> {
+        let off = self.jail.missing();
+        off.map(|layer| layer.name().to_owned()).collect()
     }
 }
 
@@ -182,6 +223,7 @@ impl Shim {
             client,
             process,
             interrupted: OnceLock::new(),
+            exit: Arc::default(),
         }
     }
 
@@ -194,6 +236,18 @@ impl Shim {
     /// What cut off calls to it, if anything did.
     pub(crate) fn interrupted(&self) -> Option<Interruption> {
         self.interrupted.get().copied()
+    }
+
+    /// That it died, and how as far as this daemon can know.
+    pub(crate) async fn how_it_died(&self) -> String {
+        // Its socket is closed a moment before it can be waited for.
+        for _ in 0..EXIT_LOOKS {
+            if let Some(exit) = self.exit.get() {
+                return format!("its shim died: {exit}");
+            }
+            tokio::time::sleep(EXIT_PAUSE).await;
+        }
+        "its shim died".to_owned()
     }
 
     /// Finds a shim that an earlier daemon started.
@@ -250,6 +304,16 @@ impl ShimProcess {
         format!("{} {}\n", self.pid, self.started_ticks)
     }
 
+    /// Its number, as long as that is its own.
+    pub(crate) fn pid(self) -> Option<u32> {
+        self.is_alive().then_some(self.pid)
+    }
+
+    /// The numbers of what it has started.
+    pub(crate) fn children_pids(self) -> impl Iterator<Item = u32> {
+        self.children().into_iter().map(|child| child.pid)
+    }
+
     fn is_alive(self) -> bool {
         started_ticks(self.pid) == Some(self.started_ticks)
     }
@@ -259,6 +323,7 @@ impl ShimProcess {
         if let Some(process) = Self::read(dir) {
             process.kill().await;
         }
+        groups::remove(dir).await;
     }
 
     /// Kills it, and with it its VMM, and waits until both are gone.
@@ -298,11 +363,13 @@ impl ShimProcess {
 }
 
 /// Waits for a child's end, so that it leaves no zombie.
-async fn reap(child: Child) {
+async fn reap(child: Child, exit: Arc<OnceLock<ChildExit>>) {
     if let Ok(ended) = child.pidfd().try_clone_to_owned().and_then(Readiness::new) {
         drop(ended.readable().await);
     }
-    drop(child.try_wait());
+    if let Ok(Some(ended)) = child.try_wait() {
+        let _ = exit.set(ended);
+    }
 }
 
 /// Bytes of a log that are shown when a VM did not come up.

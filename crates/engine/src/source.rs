@@ -2,11 +2,13 @@
 
 use crate::EngineError;
 use crate::bake::{DISKS_OF_A_BOOT, Ingredients, Plan, link_boot};
+use crate::engine::Engine;
 use crate::shims::no_space_or;
 use pando_shim::spec::{self, Begin};
 use pando_store::{
     Layer, Machine, Manifest, MemorySource, SandboxDir, SavedState, Snapshot, StoreError,
 };
+use pando_types::Size;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -112,6 +114,25 @@ impl Source {
             }
         }
         dir.set_parent(&self.snapshot)
+    }
+}
+
+impl Engine {
+    /// The bake in which the disk of this root image and size is not mounted yet, made now if
+    /// it must be.
+    pub(crate) async fn pre_mount(&self, root: &str, size: Size) -> Result<Snapshot, EngineError> {
+        let ingredients = self.ingredients_of(root, size).await?;
+        let bakery = &self.inner.bakery;
+        bakery.ensure(&ingredients, SavedState::PreMount).await
+    }
+
+    /// Makes the template's snapshot of this size, if there is none yet.
+    pub(crate) async fn ensure_baked(&self, ingredients: &Ingredients) -> Result<(), EngineError> {
+        let bakery = &self.inner.bakery;
+        if bakery.find(ingredients, SavedState::Ready).is_none() {
+            bakery.ensure(ingredients, SavedState::Ready).await?;
+        }
+        Ok(())
     }
 }
 

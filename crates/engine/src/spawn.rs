@@ -1,8 +1,11 @@
 //! Making sandboxes run, and noticing when they no longer do.
 
+use crate::admission::{Admitted, Ask};
 use crate::bake::{Ingredients, Plan, TIMER_TOLERANCE_PPM};
 use crate::engine::Engine;
+use crate::groups;
 use crate::lifecycle::Operation;
+use crate::limits::{check_limits, limits_json, spec_of};
 use crate::network::egress_json;
 use crate::pool::Wanted;
 use crate::request::{Caller, CreateSandbox, Start};
@@ -11,7 +14,9 @@ use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::source::{Source, boot_plan, lay_out_boot, lay_out_start};
 use crate::{EngineError, Interruption, identity, ids};
 use pando_shim::spec::ShimSpec;
-use pando_store::{IndexError, NewEvent, SandboxDir, SandboxRow, SavedState, read_untrusted};
+use pando_store::{
+    IndexError, LifetimeRow, NewEvent, SandboxDir, SandboxRow, SavedState, Snapshot, read_untrusted,
+};
 use pando_sys::spawn::Identity;
 use pando_types::{SandboxId, SandboxState, Size, TemplateRef, limits};
 use pando_wire::shim::{ReadyResponse, State, StopRequest, WatchRequest};
@@ -30,6 +35,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) ingredients: &'a Ingredients,
     /// As the index keeps it.
     pub(crate) egress: &'a str,
+    pub(crate) admitted: &'a Admitted,
 }
 
 impl Engine {
@@ -49,8 +55,8 @@ impl Engine {
         }
         check_maps(&request)?;
         let size = size(&request)?;
+        check_limits(&request)?;
         let pool = &self.inner.pool;
-        let _spawning = pool.spawning();
         let forgets = pool.forgets();
         let template = request.template.clone().unwrap_or_else(default_template);
         let ingredients = self.ingredients(caller, &template, size).await?;
@@ -58,12 +64,20 @@ impl Engine {
             Some(policy) => egress_json(policy)?,
             None => self.template_row(caller, &template).await?.egress,
         };
+        let admitted = self.admit(Ask::for_new(caller, size)).await?;
+        let _spawning = pool.spawning();
+        if request.start != Start::Boot {
+            // Others' starts do not wait for it.
+            self.ensure_baked(&ingredients).await?;
+        }
+        let _turn = admitted.turn().await?;
         let wish = Wish {
             caller,
             request: &request,
             template: &template,
             ingredients: &ingredients,
             egress: &egress,
+            admitted: &admitted,
         };
         match request.start {
             Start::Boot => self.boot(&wish).await,
@@ -113,9 +127,9 @@ impl Engine {
         plan: &Plan,
         lay_out: impl FnOnce(&SandboxDir) -> Result<(), EngineError>,
     ) -> Result<Arc<Entry>, EngineError> {
-        let entry = self
-            .insert(self.new_row(&ids::sandbox(), wish)?, None)
-            .await?;
+        let id = ids::sandbox();
+        wish.admitted.becomes(&id);
+        let entry = self.insert(self.new_row(&id, wish)?, None).await?;
         let _turn = entry.turn.lock().await;
         let started = async {
             let dir = self.new_dir(&entry.id)?;
@@ -125,6 +139,7 @@ impl Engine {
         match started.await {
             Ok(()) => {
                 self.inner.pool.count_claim("none");
+                entry.set_made_from("none");
                 Ok(Arc::clone(&entry))
             }
             Err(error) => {
@@ -157,6 +172,7 @@ impl Engine {
             template,
             ingredients,
             egress,
+            admitted: _,
         } = wish;
         let root = ingredients.base.content_hash.clone();
         Ok(SandboxRow {
@@ -166,6 +182,8 @@ impl Engine {
             env: to_json(&request.env)?,
             labels: to_json(&request.labels)?,
             egress: (*egress).to_owned(),
+            limits: limits_json(&request.limits.or(&self.inner.config.limits))?,
+            lifetime: request.lifetime.row(),
             ..self.blank_row(&caller.tenant, root, ingredients.size)?
         })
     }
@@ -197,6 +215,8 @@ impl Engine {
             home: None,
             paused_in: None,
             egress: String::new(),
+            limits: "{}".to_owned(),
+            lifetime: LifetimeRow::default(),
         })
     }
 
@@ -233,6 +253,7 @@ impl Engine {
         // Before anybody can find it.
         entry.set_shim(shim);
         self.inner.sandboxes.insert(Arc::clone(&entry));
+        self.inner.lifetimes.have_changed();
         Ok(entry)
     }
 
@@ -263,16 +284,21 @@ impl Engine {
         let spec = ShimSpec {
             env: env_of(&row)?,
             network: Some(self.network_spec(&row.egress)?),
+            limits: spec_of(&row)?,
             ..self.inner.bakery.spec(&entry.id, size, plan)
         };
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
         let starter = &self.inner.bakery.starter;
-        let shim = Arc::new(starter.start(dir, &spec, identity).await?);
-        let ready = shim.ready().await?;
-        if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::not_spawned(ready.cause));
-        }
-        Ok((shim, ready))
+        let spawning = async {
+            let shim = Arc::new(starter.start(dir, &spec, identity).await?);
+            let ready = shim.ready().await?;
+            match ready.state == State::STATE_RUNNING {
+                true => Ok((shim, ready)),
+                false => Err(EngineError::not_spawned(ready.cause)),
+            }
+        };
+        self.observed(crate::observe::Operation::Spawn, spawning)
+            .await
     }
 
     async fn now_running(
@@ -310,13 +336,16 @@ impl Engine {
         identity: Option<Identity>,
     ) -> Result<String, EngineError> {
         let mut layers = ready.layers.clone();
+        layers.extend(self.inner.bakery.starter.layers());
         layers.extend(identity.map(|identity| format!("account {}", identity.uid)));
+        layers.extend(pando_sys::cgroup::ours().map(|_| "cgroup".to_owned()));
         self.isolation_json(layers)
     }
 
     /// Follows a running sandbox in the background until its VM ends.
     pub(crate) fn watch(&self, entry: &Arc<Entry>, shim: &Arc<Shim>) {
         self.watch_refusals(entry, shim);
+        self.limit_cpu(entry);
         let (engine, entry, shim) = (self.clone(), Arc::clone(entry), Arc::clone(shim));
         tokio::spawn(async move {
             let told = |cause: String| {
@@ -328,7 +357,9 @@ impl Engine {
                     entry.update(|row| row.state_reason = reason);
                 }
             };
-            let (state, cause) = end_of(&shim, &engine.dir_of(&entry), told).await;
+            let dir = engine.dir_of(&entry);
+            let (state, cause) = end_of(&shim, &dir, told).await;
+            let cause = groups::explain(&dir, cause);
             let _turn = entry.turn.lock().await;
             let current = entry
                 .shim()
@@ -346,6 +377,11 @@ impl Engine {
             }
             engine.end_shim(&entry).await;
         });
+    }
+
+    fn limit_cpu(&self, entry: &Entry) {
+        let percent = spec_of(&entry.row()).map(|limits| limits.cpu_percent);
+        groups::limit_cpu(&self.dir_of(entry), percent.unwrap_or_default());
     }
 
     /// Powers off in order; the disk stays.
@@ -385,9 +421,20 @@ impl Engine {
         let _turn = entry.turn.lock().await;
         entry.check(Operation::Start)?;
         let before = entry.row();
-        self.end_shim(entry).await;
+        let size = Size::new(before.cpus, before.memory_mib)
+            .map_err(|error| EngineError::internal(&error))?;
+        let admitted = self
+            .admit(Ask::for_own(&before.tenant, size, &entry.id))
+            .await?;
         let _spawning = self.inner.pool.spawning();
-        let started = self.start_again(entry).await;
+        // Others' starts do not wait for it.
+        let bake = self.pre_mount(&before.root, size).await;
+        let _turn = admitted.turn().await?;
+        self.end_shim(entry).await;
+        let started = match bake {
+            Ok(bake) => self.start_again(entry, bake).await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = &started {
             self.end_shim(entry).await;
             let reason = Some(format!("it could not be started: {error}"));
@@ -398,14 +445,8 @@ impl Engine {
         started
     }
 
-    async fn start_again(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
-        let row = entry.row();
+    async fn start_again(&self, entry: &Arc<Entry>, bake: Snapshot) -> Result<(), EngineError> {
         let dir = self.dir_of(entry);
-        let size =
-            Size::new(row.cpus, row.memory_mib).map_err(|error| EngineError::internal(&error))?;
-        let ingredients = self.ingredients_of(&row.root, size).await?;
-        let bake = self.inner.bakery.ensure(&ingredients, SavedState::PreMount);
-        let bake = bake.await?;
         let laid_out = dir.clone();
         let plan = self
             .aside(move |_| lay_out_start(&laid_out, &bake))
@@ -515,7 +556,10 @@ pub(crate) async fn end_of(
             }
         }
     }
-    last_words(dir).unwrap_or_else(|| (SandboxState::Failed, "its shim died".to_owned()))
+    match last_words(dir) {
+        Some(words) => words,
+        None => (SandboxState::Failed, shim.how_it_died().await),
+    }
 }
 
 /// What a shim wrote before it left.

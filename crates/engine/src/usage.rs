@@ -1,7 +1,10 @@
-//! Using a sandbox that runs: exec, processes, files, ping.
+//! Using a sandbox that runs, or is woken for it: exec, processes, files, ping.
 
 use crate::convert;
 use crate::engine::Engine;
+use crate::exec::check_request_id;
+use crate::lifetime::as_a_whole;
+use crate::observe::Operation;
 use crate::request::{
     Caller, Command, ExecResult, Exit, ProcessEvent, ProcessId, ProcessInfo, ProcessInput,
     StartProcess,
@@ -20,8 +23,14 @@ use std::sync::Arc;
 /// The end of a console that is shown; its log is bounded too, by a jailed process.
 const CONSOLE_BYTES: u64 = 1 << 20;
 
+/// The lines of it that tell why a sandbox failed: a panic's trace has some fifty.
+const LAST_CONSOLE_LINES: usize = 80;
+const LAST_CONSOLE_CHARACTERS: usize = 240;
+const LAST_CONSOLE_BYTES: u64 = 32 << 10;
+
 impl Engine {
-    /// A no-op through the agent. Legal while the sandbox runs.
+    /// A no-op through the agent. Legal while the sandbox runs. Who only looks whether it
+    /// answers neither uses it nor wakes it.
     ///
     /// # Errors
     /// It does not answer.
@@ -36,7 +45,8 @@ impl Engine {
             .map_err(|error| guest_error(&entry, &shim, error))
     }
 
-    /// Runs a program to its end. Legal while the sandbox runs.
+    /// Runs a program to its end; a request with an id once, however often it is asked for.
+    /// Legal while the sandbox runs.
     ///
     /// # Errors
     /// The program cannot be started, or the sandbox ends.
@@ -46,10 +56,12 @@ impl Engine {
         sandbox: &str,
         command: Command,
         stdin: Bytes,
+        request_id: Option<String>,
     ) -> Result<ExecResult, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         check_command(&command)?;
+        check_request_id(request_id.as_deref())?;
         if stdin.len() > limits::EXEC_STDIN_BYTES {
             return Err(EngineError::Invalid(format!(
                 "`stdin` has more than {} MiB: stream it",
@@ -60,15 +72,11 @@ impl Engine {
             command: convert::command(command).into(),
             stdin: stdin.to_vec(),
             output_limit_bytes: limits::EXEC_OUTPUT_BYTES,
+            request_id: request_id.unwrap_or_default(),
             ..Default::default()
         };
-        let response = shim
-            .client
-            .rpc
-            .exec(request)
-            .await
-            .map_err(|error| guest_error(&entry, &shim, error))?
-            .into_owned();
+        let running = self.run_to_end(&entry, &shim, request);
+        let response = self.observed(Operation::Exec, running).await?;
         let result = convert::exec_result(response);
         match ended_with_guest(&result.exit, &shim) {
             true => Err(cut_off(&entry, &shim)),
@@ -87,12 +95,14 @@ impl Engine {
         request: StartProcess,
     ) -> Result<ProcessId, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         check_command(&request.command)?;
+        check_request_id(request.request_id.as_deref())?;
         let request = shim::StartProcessRequest {
             command: convert::command(request.command).into(),
             tty: request.tty.map(convert::window_size).into(),
             stdin: request.stdin,
+            request_id: request.request_id.unwrap_or_default(),
             ..Default::default()
         };
         let response = shim
@@ -117,7 +127,7 @@ impl Engine {
         from_offset: u64,
     ) -> Result<BoxStream<'static, Result<ProcessEvent, EngineError>>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let request = shim::AttachRequest {
             process_id: process.clone(),
             from_offset,
@@ -163,7 +173,7 @@ impl Engine {
         input: ProcessInput,
     ) -> Result<(), EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let request = shim::InputRequest {
             process_id: process.clone(),
             input: Some(convert::input(input)),
@@ -187,7 +197,7 @@ impl Engine {
         sandbox: &str,
     ) -> Result<Vec<ProcessInfo>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let response = shim
             .client
             .rpc
@@ -229,6 +239,20 @@ impl Engine {
         .await
     }
 
+    /// The last lines of a console, for people: the guest wrote them.
+    pub(crate) async fn last_console(
+        &self,
+        entry: &Arc<Entry>,
+    ) -> Result<Vec<String>, EngineError> {
+        let path = self.dir_of(entry).console();
+        self.aside(move |_| {
+            // A log that is not there, or not to be read, has no lines.
+            let bytes = pando_store::read_untrusted(&path, LAST_CONSOLE_BYTES).unwrap_or_default();
+            last_lines(&String::from_utf8_lossy(&bytes))
+        })
+        .await
+    }
+
     /// A raw request to the guest's user service, streamed both ways. Legal while the sandbox runs.
     ///
     /// # Errors
@@ -240,7 +264,7 @@ impl Engine {
         request: http::Request<GuestBody>,
     ) -> Result<http::Response<GuestBody>, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        let shim = entry.in_use()?;
+        let shim = self.awake(&entry).await?;
         let response = shim
             .client
             .guest(request)
@@ -255,8 +279,21 @@ impl Engine {
                 _ => cut_off(&entry, &shim),
             });
         }
-        Ok(response)
+        // A file is on its way until its last byte.
+        Ok(response.map(|body| as_a_whole(body, shim.into_using())))
     }
+}
+
+/// The last lines with something on them, without control characters, each cut where it is too
+/// long.
+fn last_lines(text: &str) -> Vec<String> {
+    let plain = |line: &str| -> String {
+        let shown = line.chars().filter(|c| !c.is_control());
+        shown.take(LAST_CONSOLE_CHARACTERS).collect()
+    };
+    let lines = text.lines().map(plain);
+    let lines: Vec<_> = lines.filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST_CONSOLE_LINES)..].to_vec()
 }
 
 fn check_command(command: &Command) -> Result<(), EngineError> {
@@ -310,7 +347,10 @@ pub(crate) fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) 
     // However it looks from the connection that was cut.
     let refused = matches!(
         error.code,
-        ErrorCode::InvalidArgument | ErrorCode::PermissionDenied | ErrorCode::NotFound
+        ErrorCode::InvalidArgument
+            | ErrorCode::PermissionDenied
+            | ErrorCode::NotFound
+            | ErrorCode::AlreadyExists
     );
     if !refused && shim.interrupted().is_some() {
         return cut_off(entry, shim);
@@ -331,6 +371,7 @@ pub(crate) fn guest_error(entry: &Arc<Entry>, shim: &Shim, error: ConnectError) 
             }
             other => other,
         },
+        ErrorCode::AlreadyExists => EngineError::RequestIdTaken(message),
         ErrorCode::Aborted => EngineError::NoSpace(message),
         ErrorCode::FailedPrecondition | ErrorCode::NotFound => EngineError::Invalid(message),
         _ => EngineError::Internal(message),

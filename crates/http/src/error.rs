@@ -7,7 +7,7 @@
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::{StatusCode, header};
 use pando_api::{ErrorBody, ErrorResponse, ForkError};
 use pando_engine::{EngineError, error_chain};
 use std::fmt::Write as _;
@@ -134,6 +134,8 @@ pub(crate) struct Refusal {
     /// One sentence for the caller.
     pub(crate) message: String,
     hint: String,
+    /// The process that runs on, where the daemon's end cut off its call.
+    process_id: Option<String>,
     /// The error and its causes, for the log.
     pub(crate) chain: String,
 }
@@ -154,6 +156,12 @@ impl From<&ApiError> for Refusal {
             code,
             message: error.to_string(),
             hint,
+            process_id: match error {
+                ApiError::Engine(EngineError::DaemonRestarted { process_id, .. }) => {
+                    Some(process_id.clone())
+                }
+                _ => None,
+            },
             chain: error_chain(error),
         }
     }
@@ -175,6 +183,7 @@ impl Refusal {
             code,
             message: self.message,
             hint: Some(self.hint),
+            process_id: self.process_id,
             request_id,
         }
     }
@@ -195,6 +204,12 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = self.status();
+        if let Self::Engine(error) = &self
+            && let Some(seconds) = error.retry_after_s()
+        {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
         response.extensions_mut().insert(Refusal::from(&self));
         response
     }
@@ -243,14 +258,17 @@ pub const ERRORS: &[ErrorRow] = &[
     row("ambiguous_id", 409, "The shortened id fits more than one sandbox, or more than one snapshot.", "Give more characters of it."),
     row("bad_guest_answer", 502, "The agent inside the sandbox answered something that is not an answer. Root inside a sandbox can replace the agent.", "Remove the sandbox, or `stop` and `start` it."),
     row("bake_failed", 500, "The template could not be booted and saved at the size that was asked for.", "`pando doctor` checks what the host lacks; `pando logs` has the daemon's log."),
+    row("busy", 503, "So many sandboxes are being started that another would wait too long. Nothing was begun.", "The same request succeeds later: the header `Retry-After` says after how many seconds to send it again."),
     row("body_too_large", 413, "The JSON body is larger than a request can honestly be.", "Send files and long input by the files routes or the exec stream, which have no limit.").hint("large input goes by `files` or `exec/stream`"),
     row("cannot_run", 422, "The program could not be started: it does not exist, is not executable, or its working directory or account does not exist. The message says which.", "Check `argv[0]`, `cwd` and `user`. A command line with pipes or variables is `shell`, not `argv`."),
     row("corrupt_snapshot", 422, "A layer of the snapshot is not what its manifest says, or the manifest is damaged. The message says which layer. Nothing was started from it.", "An older snapshot of the same sandbox may be whole: `pando tree` shows them. A disk that damages files damages more: look at the host's own log."),
+    row("daemon_restarted", 503, "The daemon was told to end while the call waited for a program. The program runs on in its sandbox; `process_id` names it.", "Under the next daemon, attach to `process_id` by `exec/stream`, or ask again with the same `request_id`: nothing runs twice. `pando exec`, `run` and `shell` do so by themselves."),
     row("disk_full", 507, "The sandbox's own disk is full.", "Remove files inside the sandbox, or make a new one."),
     row("file_exists", 409, "There is already something at the path.", "Remove it first, or choose another path."),
     row("file_not_found", 404, "There is nothing at the path inside the sandbox.", "Paths are absolute or relative to the user's home; `files/list` shows a directory."),
     row("foreign_host", 421, "The `Host` of the request is not one that this daemon answers for. It refuses such requests because a web page can point its own name at your machine.", "Use `localhost` or the address the daemon listens on, or add the name to `public_hosts` in the configuration.").hint("use `localhost`, or add the name to `public_hosts` in the configuration"),
     row("foreign_origin", 403, "A web page of another origin tried to change something or to open a WebSocket. Pages served by a sandbox are always another origin.", "Call the API from a program. A page of your own on another name needs that name in `public_hosts`.").hint("call the API from a program, not from a page of another site"),
+    row("host_full", 503, "The host's memory is used: another sandbox would leave it less than `memory_reserve_mib`, or the sizes of all would exceed `memory_overcommit`. Clones that waited ready were given up first. Nothing was begun.", "Ask again after the seconds in the header `Retry-After`, pause or remove sandboxes, or change these settings."),
     row("incompatible_snapshot", 409, "The memory of the snapshot cannot go on here: it was made under another VMM, CPU or kernel, or, for a rollback, is of another size or template than the sandbox. The message says what differs.", "`disk_only` (`pando create --from SNAPSHOT --disk-only`) starts from its disk, as after a power-on. For another size or template make a new sandbox from it."),
     row("internal", 500, "A fault of Pando's own.", "`pando logs` has the daemon's log; look for the `request_id`, and please report it.").hint("look for the request id in `pando logs`"),
     row("invalid_path", 400, "The path cannot be used for this: it is a directory where a file is wanted, or the other way round, or it is malformed.", "The message says what is wrong with it."),
@@ -264,7 +282,9 @@ pub const ERRORS: &[ErrorRow] = &[
     row("permission_denied", 403, "The account inside the sandbox may not touch the file.", "Use another account: `user=root` may touch everything."),
     row("port_not_found", 404, "Nothing was said of this port: no port of the host leads to it, and its access is the default.", "`pando port ID` lists the ports of a sandbox."),
     row("process_not_found", 404, "The sandbox knows no process with this id. The oldest ended ones are forgotten first.", "`GET …/processes` lists those it knows."),
+    row("quota_exceeded", 429, "One more would pass a limit of yours: sandboxes that run, their CPUs or memory, or bytes of snapshots. The message names the limit, its value, what is in use and what was asked for. Nothing was begun.", "Pause, stop or remove something of yours; paused and stopped sandboxes do not count. The limits are `max_sandboxes`, `max_cpus`, `max_memory_mib` and `max_snapshot_gib` in the configuration."),
     row("removed", 409, "The call was cut off: its sandbox was removed while it ran.", "`pando ls` lists the sandboxes there are."),
+    row("request_id_taken", 409, "Another request to this sandbox, with another program or other input, had this `request_id`.", "Give each request an id of its own."),
     row("rolled_back", 409, "The call was cut off: its sandbox was put back into an earlier state while it ran. What the call had done in the sandbox is gone.", "Ask again: the sandbox runs on in the earlier state."),
     row("route_not_found", 404, "There is no such path.", "`/openapi.json` lists every route.").hint("`/openapi.json` lists every route"),
     row("sandbox_gone", 502, "The sandbox ended while it served the request: powered off from inside, crashed, or killed.", "`pando inspect ID` shows why, `pando logs ID` the guest's console."),
@@ -348,6 +368,11 @@ mod tests {
             interrupted(Interruption::Paused),
             interrupted(Interruption::Stopped),
             interrupted(Interruption::Removed),
+            E::DaemonRestarted {
+                id: text(),
+                process_id: text(),
+            },
+            E::RequestIdTaken(text()),
             E::Invalid(text()),
             E::WrongState {
                 id: text(),
@@ -364,6 +389,21 @@ mod tests {
             E::BakeFailed {
                 template: text(),
                 reason: text(),
+            },
+            E::Quota {
+                limit: "",
+                most: 0,
+                used: 0,
+                asked: 0,
+            },
+            E::HostFull {
+                needed_mib: 0,
+                left_mib: 0,
+                retry_after_s: 1,
+            },
+            E::Busy {
+                ahead: 0,
+                retry_after_s: 1,
             },
             E::NoSpace(text()),
             E::Internal(text()),
@@ -382,6 +422,7 @@ mod tests {
                 | E::SnapshotFailed(_)
                 | E::BakeFailed { .. }
                 | E::NoSpace(_) => {}
+                E::DaemonRestarted { .. } | E::RequestIdTaken(_) => {}
                 E::SnapshotNotFound(_) | E::SnapshotNameTaken(_) => {}
                 E::Incompatible { .. } | E::Corrupt { .. } => {}
                 E::Interrupted { by, .. } => match by {
@@ -390,6 +431,7 @@ mod tests {
                     | Interruption::Stopped
                     | Interruption::Removed => {}
                 },
+                E::Quota { .. } | E::HostFull { .. } | E::Busy { .. } => {}
                 E::Internal(_) => {}
             }
         }

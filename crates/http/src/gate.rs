@@ -211,7 +211,8 @@ fn write_refusal(mut response: Response, dialect: Dialect, request_id: &str) -> 
         return response;
     };
     let status = response.status();
-    if status.is_server_error() {
+    // A refusal for a time is no fault.
+    if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE {
         tracing::error!(
             request_id,
             status = status.as_u16(),
@@ -225,8 +226,10 @@ fn write_refusal(mut response: Response, dialect: Dialect, request_id: &str) -> 
         Dialect::E2b => e2b::write(status, &refusal),
     };
     // What the refusing layer knew, such as the `Allow` of a 405.
-    if let Some(allow) = response.headers_mut().remove(header::ALLOW) {
-        written.headers_mut().insert(header::ALLOW, allow);
+    for name in [header::ALLOW, header::RETRY_AFTER] {
+        if let Some(value) = response.headers_mut().remove(&name) {
+            written.headers_mut().insert(name, value);
+        }
     }
     if status == StatusCode::UNAUTHORIZED {
         written

@@ -12,6 +12,7 @@ mod gate;
 mod host;
 mod json;
 mod metrics;
+mod process;
 mod proxy;
 mod server;
 mod urls;
@@ -22,9 +23,10 @@ pub use urls::{BadPublicUrl, PublicUrl};
 
 use crate::gate::{Doors, Gate, GuestDoor, KeyCheck};
 use crate::host::HostRules;
+use crate::metrics::Metrics;
 use crate::urls::Urls;
 use axum::Router;
-use pando_engine::Engine;
+use pando_engine::{Engine, Observer};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -56,7 +58,8 @@ pub async fn serve(
     hosts.extend(config.public_url.iter().flat_map(PublicUrl::hosts));
     let rules = HostRules::new(address.ip(), hosts);
     let urls = Arc::new(Urls::new(config.public_url, address.port()));
-    let metrics = Arc::default();
+    let metrics = Arc::<Metrics>::default();
+    engine.observe(Arc::clone(&metrics) as Arc<dyn Observer>);
     let native = v1::router(engine.clone(), Arc::clone(&metrics), Arc::clone(&urls));
     let native = native.merge(config.routes);
     let guest: GuestDoor = {

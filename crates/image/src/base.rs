@@ -285,12 +285,12 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), BuildError> {
     sync(folder)
 }
 
-fn sync(folder: &Path) -> Result<(), BuildError> {
+pub(crate) fn sync(folder: &Path) -> Result<(), BuildError> {
     let opened = File::open(folder).and_then(|folder| folder.sync_all());
     opened.map_err(BuildError::file("sync", folder))
 }
 
-fn remove(folder: &Path) -> Result<(), BuildError> {
+pub(crate) fn remove(folder: &Path) -> Result<(), BuildError> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(BuildError::file("remove", folder)(error))

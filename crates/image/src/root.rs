@@ -18,11 +18,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The guest's list of package sources.
 const GUEST_SOURCES: &str = "debian.sources";
 
+/// What a root file system is made of, and what its set-up script leaves in `.pando`.
+pub(crate) struct Recipe {
+    /// Packages beyond the essential ones.
+    pub(crate) packages: Vec<&'static str>,
+    /// Files that are laid over those of the packages: path without the leading `/`,
+    /// mode, content. `.pando/setup.sh` is among them.
+    pub(crate) files: Vec<(String, u32, String)>,
+    /// What dpkg leaves out, as arguments of `mmdebstrap`.
+    pub(crate) dpkg_options: Vec<String>,
+    /// What is brought back into the folder of the build.
+    pub(crate) outputs: &'static [&'static str],
+}
+
 /// Puts `root.erofs`, `vmlinuz`, `kernel-release` and `modules/` into `work`.
 pub(crate) fn create(
     work: &Path,
     named_mirror: Option<&str>,
     certificates: &[String],
+    progress: ProgressFn<'_>,
+) -> Result<(), BuildError> {
+    let recipe = Recipe {
+        packages: source::packages(),
+        files: base_files(certificates),
+        dpkg_options: dpkg_options(),
+        outputs: &["root.erofs", "boot.tar"],
+    };
+    make(work, named_mirror, &recipe, progress)
+}
+
+/// Makes a root file system, and unpacks the `boot.tar` among its outputs.
+pub(crate) fn make(
+    work: &Path,
+    named_mirror: Option<&str>,
+    recipe: &Recipe,
     progress: ProgressFn<'_>,
 ) -> Result<(), BuildError> {
     if !Path::new(KEYRING).exists() {
@@ -33,9 +62,9 @@ pub(crate) fn create(
         });
     }
     require_subordinate_ids()?;
-    write_source(work, certificates, progress)?;
+    write_source(work, &recipe.files, progress)?;
     let mirrors = mirror::candidates(named_mirror)?;
-    from_first_that_works(&mirrors, work, &Scratch::open(progress)?, progress)?;
+    from_first_that_works(&mirrors, work, &Scratch::open(progress)?, recipe, progress)?;
 
     let mut unpack = tools::command("tar")?;
     unpack
@@ -55,6 +84,7 @@ fn from_first_that_works(
     mirrors: &[Mirror],
     work: &Path,
     scratch: &Scratch,
+    recipe: &Recipe,
     progress: ProgressFn<'_>,
 ) -> Result<(), BuildError> {
     let mut result = Err(BuildError::BadMirror);
@@ -76,7 +106,7 @@ fn from_first_that_works(
             reached.fetch_or(matches!(told, Progress::Step(_)), Ordering::Relaxed);
             progress(told);
         };
-        result = debootstrap(work, mirror, scratch, &watched);
+        result = debootstrap(work, mirror, scratch, recipe, &watched);
         // Once the set-up script tells its steps, the mirror has done its part.
         let retry = matches!(result, Err(BuildError::Failed { .. }));
         if !retry || reached.load(Ordering::Relaxed) {
@@ -90,6 +120,7 @@ fn debootstrap(
     work: &Path,
     mirror: &Mirror,
     scratch: &Scratch,
+    recipe: &Recipe,
     progress: ProgressFn<'_>,
 ) -> Result<(), BuildError> {
     let hook = |text: String| format!("--customize-hook={text}");
@@ -114,13 +145,12 @@ fn debootstrap(
         })
         .arg(format!("--variant={VARIANT}"))
         .arg("--format=null")
-        .arg(format!("--include={}", source::packages().join(",")))
-        .args(dpkg_options())
+        .arg(format!("--include={}", recipe.packages.join(",")))
+        .args(&recipe.dpkg_options)
         .arg(hook(format!("tar-in {tar} /")))
         .arg(hook(upload))
         .arg(hook("sh \"$1/.pando/setup.sh\" \"$1\"".into()))
-        .arg(hook(out("root.erofs")))
-        .arg(hook(out("boot.tar")))
+        .args(recipe.outputs.iter().map(|name| hook(out(name))))
         // The sources come by standard input: arguments are everybody's to see.
         .args([SUITE, "/dev/null", "-"]);
     progress(Progress::Step("downloading and installing Debian packages"));
@@ -147,36 +177,40 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
-/// Writes `source.tar`: what is laid over the packages' files.
-fn write_source(
-    work: &Path,
-    certificates: &[String],
-    progress: ProgressFn<'_>,
-) -> Result<(), BuildError> {
-    let folder = work.join("source");
-    let mut names = Vec::new();
-    let mut add = |path: &str, mode: u32, content: &str| {
-        names.push(path.to_owned());
-        write_file(&folder.join(path), mode, content)
-    };
-    for file in FILES {
-        add(file.path, file.mode, file.content)?;
-    }
-    for certificate in certificates {
+/// What the base image lays over the packages' files.
+fn base_files(certificates: &[String]) -> Vec<(String, u32, String)> {
+    let own = FILES
+        .iter()
+        .map(|file| (file.path.to_owned(), file.mode, file.content.to_owned()));
+    let trusted = certificates.iter().map(|certificate| {
         let hash = blake3::hash(certificate.as_bytes()).to_hex();
         let path = format!(
             "usr/local/share/ca-certificates/pando-host/{}.crt",
             &hash[..16]
         );
-        add(&path, 0o644, certificate)?;
+        (path, 0o644, certificate.clone())
+    });
+    let for_setup = [
+        ("setup.sh", SETUP.to_owned()),
+        ("kernel-modules", KERNEL_MODULES.to_owned()),
+        ("initrd-modules", INITRD_MODULES.join("\n") + "\n"),
+    ];
+    let for_setup = for_setup.map(|(name, text)| (format!(".pando/{name}"), 0o644, text));
+    own.chain(trusted).chain(for_setup).collect()
+}
+
+/// Writes `source.tar`: what is laid over the packages' files.
+fn write_source(
+    work: &Path,
+    files: &[(String, u32, String)],
+    progress: ProgressFn<'_>,
+) -> Result<(), BuildError> {
+    let folder = work.join("source");
+    let mut names = Vec::new();
+    for (path, mode, content) in files {
+        names.push(path.clone());
+        write_file(&folder.join(path), *mode, content)?;
     }
-    add(".pando/setup.sh", 0o644, SETUP)?;
-    add(".pando/kernel-modules", 0o644, KERNEL_MODULES)?;
-    add(
-        ".pando/initrd-modules",
-        0o644,
-        &(INITRD_MODULES.join("\n") + "\n"),
-    )?;
 
     // Files only: a folder that the packages made keeps its owner and mode.
     let mut tar = tools::command("tar")?;

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram as StdDatagram;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
 use crate::address::{ETHERNET_BYTES, FRAME_BYTES, GATEWAY_MAC};
@@ -71,8 +72,22 @@ impl Card {
     }
 
     /// Waits for the guest's next frame and takes it.
+    ///
+    /// # Errors
+    /// The VMM has gone: a socket that keeps a connection says so by frames of no bytes,
+    /// without end.
     pub(crate) async fn receive(&self, frame: &mut [u8]) -> io::Result<usize> {
-        self.socket.recv(frame).await
+        let length = self.socket.recv(frame).await?;
+        if length == 0
+            && self
+                .socket
+                .ready(Interest::READABLE)
+                .await?
+                .is_read_closed()
+        {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(length)
     }
 
     /// Takes the next frame if it is there.

@@ -87,7 +87,7 @@ impl Flow {
     /// Sends a datagram of the guest, or drops it where the host has no room.
     pub(crate) fn send(&self, shared: &Shared, data: &[u8]) {
         self.touch();
-        if let Some(bucket) = &shared.bandwidth[0]
+        if let Some(bucket) = shared.bandwidth[0].get()
             && !bucket.take(data.len() as u64, Instant::now())
         {
             return;
@@ -182,7 +182,7 @@ impl Flow {
     /// Passes a datagram of the world to the guest, or drops it.
     fn pass(&self, shared: &Shared, data: &[u8]) {
         self.touch();
-        if let Some(bucket) = &shared.bandwidth[1]
+        if let Some(bucket) = shared.bandwidth[1].get()
             && !bucket.take(data.len() as u64, Instant::now())
         {
             return;

@@ -71,6 +71,21 @@ impl GatewayHandle {
         self.shared.upstream.set_resolvers(resolvers);
     }
 
+    /// Limits the payload of each way, in bytes a second, from now on; where
+    /// [`GatewayLimits`] or an earlier call said it already, nothing changes.
+    pub fn limit_bandwidth(&self, bytes_per_second: u64) {
+        let limits = GatewayLimits {
+            bandwidth_bytes_per_second: Some(bytes_per_second),
+            ..self.shared.limits
+        };
+        for way in &self.shared.bandwidth {
+            if let Some(bucket) = limits.bandwidth_bucket() {
+                // Said already: see above.
+                let _ = way.set(bucket);
+            }
+        }
+    }
+
     /// What lives, what there was, and what was refused last.
     pub fn report(&self) -> NetworkReport {
         self.shared.report()

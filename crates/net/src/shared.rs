@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use pando_types::{EgressPolicy, EgressProtocol};
@@ -40,8 +40,8 @@ pub(crate) struct Shared {
     pub(crate) sums: Sums,
     pub(crate) new_connections: Bucket,
     pub(crate) queries: Bucket,
-    /// From and to the guest.
-    pub(crate) bandwidth: [Option<Bucket>; 2],
+    /// From and to the guest; empty where nothing is limited.
+    pub(crate) bandwidth: [OnceLock<Bucket>; 2],
     policy: RwLock<Arc<EgressPolicy>>,
     names: Mutex<Names>,
     connections: Mutex<Connections>,
@@ -85,7 +85,10 @@ impl Shared {
             sums: Sums::default(),
             new_connections: limits.connection_bucket(),
             queries: limits.dns_bucket(),
-            bandwidth: [limits.bandwidth_bucket(), limits.bandwidth_bucket()],
+            bandwidth: [(); 2].map(|()| {
+                let bucket = limits.bandwidth_bucket();
+                bucket.map_or_else(OnceLock::new, OnceLock::from)
+            }),
             policy: RwLock::new(Arc::new(policy)),
             names: Mutex::new(Names::from_bytes(names, Instant::now())),
             connections: Mutex::default(),

@@ -299,3 +299,25 @@ fn bandwidth_is_limited() {
     );
     source.join().unwrap().unwrap();
 }
+
+#[test]
+fn bandwidth_is_limited_while_the_gateway_runs() {
+    let mut world = World::start(Settings::with(OPEN));
+    let (listener, address) = listener();
+    let guest = &mut world.guest;
+    let connection = guest.connect(address).unwrap();
+    let (mut socket, _) = listener.accept().unwrap();
+    world.handle.limit_bandwidth(1_000_000);
+    // The first that is said stays.
+    world.handle.limit_bandwidth(1_000_000_000);
+    let source = thread::spawn(move || socket.write_all(&pattern(600_000)));
+    let started = Instant::now();
+    assert_eq!(guest.receive(connection, 600_000).len(), 600_000);
+    // An eighth of a second's worth comes at once.
+    assert!(
+        started.elapsed() > Duration::from_millis(400),
+        "{:?}",
+        started.elapsed()
+    );
+    source.join().unwrap().unwrap();
+}

@@ -9,6 +9,7 @@ pub mod client;
 mod error_chain;
 mod failure;
 pub mod host;
+mod limits;
 mod machine;
 mod network;
 mod passthrough;

@@ -2,7 +2,7 @@
 
 use crate::chain::Chain;
 use crate::error_chain::error_chain;
-use crate::failure;
+use crate::failure::{self, OomKills};
 use crate::network;
 use crate::ports::Ports;
 use crate::processes::Processes;
@@ -13,12 +13,13 @@ use crate::steps::Steps;
 use pando_net::{Gateway, GatewayConfig, GatewayHandle, GatewayLimits};
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
-use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
+use pando_vmm::{Channels, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
 use pando_wire::guest::{GuestClient, Resume};
 use pando_wire::process::ProcessClient;
 use pando_wire::shim::State;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -102,6 +103,8 @@ pub(crate) enum StartError {
     Network(#[source] std::io::Error),
     #[error("what it may reach cannot be read")]
     Egress(#[from] pando_types::EgressError),
+    #[error("its limits cannot be put on")]
+    Limit(#[source] std::io::Error),
     #[error("{NO_SPACE}")]
     NoSpace,
     #[error("the warm-up failed: {0}")]
@@ -131,6 +134,7 @@ impl Machine {
 
     /// Brings the VM up and follows it to its end.
     pub(crate) async fn run(self: Arc<Self>) {
+        let oom_kills = OomKills::so_far();
         let running = match self.start().await {
             Ok(running) => running,
             Err(error) => {
@@ -145,7 +149,7 @@ impl Machine {
             exit = running.qemu.exited() => exit,
             () = stalls => running.qemu.exited().await,
         };
-        let (state, cause) = failure::judge(&exit);
+        let (state, cause) = failure::judge(&exit, oom_kills);
         self.set(state, cause);
     }
 
@@ -181,6 +185,9 @@ impl Machine {
             qemu.load(&self.slot().join(spec::DEVICE_STATE)).await?;
             steps.mark("loaded");
         }
+        if wait != Some(Wait::Warm) {
+            self.limit(&qemu, &gateway, &identity.limits).await?;
+        }
         qemu.cont().await?;
         let options = greeting(&identity, begin, wait == Some(Wait::Warm))?;
         let open = Channel::open(ctl, data, options);
@@ -192,6 +199,7 @@ impl Machine {
             network::apply(&gateway, &claim.network)?;
             identity = claim.identity;
             steps = Steps::begin();
+            self.limit(&qemu, &gateway, &identity.limits).await?;
             qemu.cont().await?;
             let options = greeting(&identity, begin, false)?;
             let again = channel.again(options);
@@ -237,9 +245,7 @@ impl Machine {
         })
     }
 
-    fn config(
-        &self,
-    ) -> Result<(QemuConfig, (UnixStream, UnixStream), std::os::fd::OwnedFd), StartError> {
+    fn config(&self) -> Result<(QemuConfig, (UnixStream, UnixStream), OwnedFd), StartError> {
         let spec = &self.spec;
         let accelerator = match spec.accelerator.as_str() {
             "kvm" => Accelerator::Kvm,
@@ -250,8 +256,7 @@ impl Machine {
             .map_err(|error| StartError::Spec(error.to_string()))?;
         let (ctl, ctl_vmm) = stream_pair()?;
         let (data, data_vmm) = stream_pair()?;
-        let (nic, nic_vmm) =
-            std::os::unix::net::UnixDatagram::pair().map_err(StartError::Socket)?;
+        let (nic, nic_vmm) = card_pair()?;
         // The VMM's end is its own to fill; where the host allows less, it waits more often.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&nic_vmm, NIC_BUFFER_BYTES);
         let slot = self.slot();
@@ -266,25 +271,19 @@ impl Machine {
             channels: Channels {
                 ctl: ctl_vmm,
                 data: data_vmm,
-                nic: nic_vmm.into(),
+                nic: nic_vmm,
             },
             slot,
             console: self.dir.join(pando_store::SHIM).join("console.log"),
-            jail: if spec.jail {
-                Jail::Strict { identity: None }
-            } else {
-                Jail::Off {
-                    reason: "the spec says so",
-                }
-            },
+            jail: spec.jail().map_err(StartError::Spec)?,
             preload: spec.preload.clone(),
             tb_size_mib: TB_SIZE_MIB,
         };
-        Ok((config, (ctl, data), nic.into()))
+        Ok((config, (ctl, data), nic))
     }
 
     /// Starts the gateway at this process's end of the network card.
-    fn gateway_of(&self, card: std::os::fd::OwnedFd) -> Result<GatewayHandle, StartError> {
+    fn gateway_of(&self, card: OwnedFd) -> Result<GatewayHandle, StartError> {
         let network = self.spec.network.as_ref();
         let policy = network.map_or_else(|| Ok(network::nothing()), network::policy_of)?;
         let config = GatewayConfig {
@@ -294,10 +293,8 @@ impl Machine {
                 .map(|network| network.resolvers.clone())
                 .unwrap_or_default(),
             names: Vec::new(),
-            limits: GatewayLimits {
-                bandwidth_bytes_per_second: self.spec.bandwidth_bytes_per_second,
-                ..GatewayLimits::default()
-            },
+            // See `Machine::limit`.
+            limits: GatewayLimits::default(),
         };
         let (gateway, handle) = Gateway::new(config).map_err(StartError::Socket)?;
         tokio::spawn(gateway.run());
@@ -384,7 +381,7 @@ fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions
     };
     let mut entropy = vec![0; ENTROPY_BYTES];
     pando_sys::random::fill(&mut entropy).map_err(StartError::Entropy)?;
-    let resume = Resume {
+    let mut resume = Resume {
         entropy,
         sandbox_id: identity.sandbox_id.clone(),
         hostname: identity.hostname.clone(),
@@ -393,6 +390,7 @@ fn greeting(identity: &Identity, begin: Begin, warm: bool) -> Result<OpenOptions
         mount: matches!(begin, Begin::Spawn { mount: true, .. }),
         ..Resume::default()
     };
+    identity.limits.tell(&mut resume);
     Ok(OpenOptions {
         resume,
         resync: !clean,
@@ -409,7 +407,7 @@ pub(crate) async fn unless_ended<R, E: Into<StartError>>(
 ) -> Result<R, StartError> {
     tokio::select! {
         done = work => done.map_err(Into::into),
-        exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit).1)),
+        exit = qemu.exited() => Err(StartError::Exited(failure::judge(&exit, OomKills::UNKNOWN).1)),
         () = until_no_space(qemu) => Err(StartError::NoSpace),
     }
 }
@@ -424,7 +422,16 @@ pub(crate) fn make_overlay(path: &Path) -> std::io::Result<()> {
     qcow2::create(path, limits::DISK_GIB << 30)
 }
 
-fn stream_pair() -> Result<(UnixStream, std::os::fd::OwnedFd), StartError> {
+/// The network card's pair, of packets in order. A socket for datagrams would take an address
+/// with each of them, and so send to any such socket of the host that may be written to.
+fn card_pair() -> Result<(OwnedFd, OwnedFd), StartError> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    pair.map_err(|error| StartError::Socket(error.into()))
+}
+
+fn stream_pair() -> Result<(UnixStream, OwnedFd), StartError> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(StartError::Socket)?;
     ours.set_nonblocking(true).map_err(StartError::Socket)?;
     let ours = UnixStream::from_std(ours).map_err(StartError::Socket)?;

@@ -4,10 +4,15 @@
 //! that one slow reader holds up neither the guest nor another reader. Losing a
 //! follower ends nothing.
 
+mod exec;
+
+pub(crate) use exec::Executed;
+
 use crate::replay::{Chunk, Next, Replay, Stream};
 use bytes::Bytes;
 use connectrpc::ConnectError;
 use connectrpc::client::{CallOptions, ClientTransport, ServerStream};
+use exec::{Capture, Requests};
 use pando_types::limits::{PROCESS_REPLAY_BYTES, PROCESSES_KEPT};
 use pando_wire::process::{self, ProcessClient, process_event};
 use pando_wire::shim;
@@ -52,28 +57,6 @@ impl From<&Exit> for shim::Exit {
     }
 }
 
-/// Output kept whole, up to a limit for each stream, for a blocking exec.
-#[derive(Debug, Default)]
-struct Capture {
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
-    limit_bytes: usize,
-    truncated: bool,
-}
-
-impl Capture {
-    fn push(&mut self, stream: Stream, data: &[u8]) {
-        let kept = if stream == Stream::Stderr {
-            &mut self.stderr
-        } else {
-            &mut self.stdout
-        };
-        let room = self.limit_bytes.saturating_sub(kept.len());
-        kept.extend_from_slice(&data[..data.len().min(room)]);
-        self.truncated |= data.len() > room;
-    }
-}
-
 /// What changes as a process goes on.
 #[derive(Debug)]
 struct Progress {
@@ -82,6 +65,8 @@ struct Progress {
     exit: Option<Exit>,
     /// Set before the kill, so that the end says why.
     timed_out: bool,
+    /// From its start to its end.
+    lasted: Option<Duration>,
 }
 
 /// A process of the guest.
@@ -170,17 +155,6 @@ pub(crate) enum Followed {
     Exit(Exit),
 }
 
-/// The result of a blocking exec.
-#[derive(Debug)]
-pub(crate) struct Executed {
-    pub(crate) process_id: String,
-    pub(crate) exit: Exit,
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
-    pub(crate) truncated: bool,
-    pub(crate) duration: Duration,
-}
-
 /// What to start.
 #[derive(Debug)]
 pub(crate) struct Start {
@@ -195,6 +169,7 @@ pub(crate) struct Start {
 pub(crate) struct Processes<T> {
     client: ProcessClient<T>,
     table: Mutex<Table>,
+    requests: Requests,
 }
 
 #[derive(Debug, Default)]
@@ -213,6 +188,7 @@ where
         Self {
             client,
             table: Mutex::new(Table::default()),
+            requests: Requests::default(),
         }
     }
 
@@ -258,10 +234,7 @@ where
     }
 
     fn insert(&self, start: &Start, pid: u32) -> Arc<Process> {
-        let capture = start.capture_bytes.map(|limit_bytes| Capture {
-            limit_bytes,
-            ..Capture::default()
-        });
+        let capture = start.capture_bytes.map(Capture::new);
         let mut table = self.table();
         table.next += 1;
         let number = table.next;
@@ -277,45 +250,14 @@ where
                 capture,
                 exit: None,
                 timed_out: false,
+                lasted: None,
             }),
             changes: watch::Sender::new(0),
         });
         table.by_number.insert(number, Arc::clone(&process));
         table.forget_oldest_ended();
+        exec::trim(table.by_number.values().rev());
         process
-    }
-
-    /// Runs a process to its end.
-    pub(crate) async fn exec(
-        &self,
-        command: shim::Command,
-        stdin: Vec<u8>,
-        limit_bytes: usize,
-    ) -> Result<Executed, ConnectError> {
-        let start = Start {
-            command,
-            tty: None,
-            stdin: !stdin.is_empty(),
-            capture_bytes: Some(limit_bytes),
-        };
-        let process = self.start(start).await?;
-        if !stdin.is_empty() {
-            // Beside the wait: a program may end without reading its input.
-            tokio::spawn(feed(self.client.clone(), process.pid, stdin));
-        }
-        let exit = process.ended().await;
-        if exit.is_unknown() {
-            return Err(ConnectError::unavailable(""));
-        }
-        let capture = process.progress().capture.take().unwrap_or_default();
-        Ok(Executed {
-            process_id: process.id.clone(),
-            exit,
-            stdout: capture.stdout,
-            stderr: capture.stderr,
-            truncated: capture.truncated,
-            duration: process.started.elapsed(),
-        })
     }
 
     /// The process with this id.
@@ -458,6 +400,7 @@ async fn pump<B>(
                 process.change(|progress| {
                     let exit_code = (end.signal.is_none() && end.exited).then_some(end.exit_code);
                     let timed_out = end.timed_out || progress.timed_out;
+                    progress.lasted = Some(process.started.elapsed());
                     progress.exit.get_or_insert(Exit {
                         exit_code,
                         signal: end.signal,

@@ -51,7 +51,8 @@ pub(crate) enum Next {
     Nothing,
 }
 
-/// A bounded log of chunks: whole chunks fall out at the old end.
+/// A bounded log of chunks, the limit and at most one chunk more: whole chunks fall out at the
+/// old end.
 #[derive(Debug)]
 pub(crate) struct Replay {
     chunks: VecDeque<Chunk>,
@@ -83,10 +84,23 @@ impl Replay {
         };
         self.end = chunk.end();
         self.chunks.push_back(chunk);
-        while self.kept_bytes > self.limit_bytes && self.chunks.len() > 1 {
-            let oldest = self.chunks.pop_front().expect("there are at least two");
+        // Never less than the limit: that much is promised.
+        while let Some(oldest) = self.chunks.front()
+            && self.kept_bytes - oldest.data.len() >= self.limit_bytes
+        {
             self.kept_bytes -= oldest.data.len();
+            self.chunks.pop_front();
         }
+    }
+
+    /// All that is kept, in order.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        self.chunks.iter()
+    }
+
+    /// Offset of the first byte that is kept.
+    pub(crate) fn begins_at(&self) -> u64 {
+        self.chunks.front().map_or(self.end, |chunk| chunk.offset)
     }
 
     /// What comes at `offset`. An offset beyond the end waits for it.
@@ -151,7 +165,7 @@ mod tests {
             let from = all.len() - seen.len();
             prop_assert_eq!(&seen[..], &all[from..]);
             prop_assert!(start > all.len() as u64 || offset == all.len() as u64);
-            prop_assert!(replay.kept_bytes <= 200 || replay.chunks.len() == 1);
+            prop_assert!(replay.kept_bytes < 200 + 40 && replay.kept_bytes >= all.len().min(200));
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::stall::until_stalled;
 use connectrpc::{
     ConnectError, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream,
 };
-use futures::stream;
+use futures::stream::{self, StreamExt as _};
 use pando_types::limits;
 use pando_vmm::Vmm as _;
 use pando_wire::process::pty::Size as PtySize;
@@ -18,9 +18,10 @@ use pando_wire::shim::{
     ConsoleResponse, ExecRequest, ExecResponse, InputRequest, InputResponse, ListPortsRequest,
     ListPortsResponse, ListProcessesRequest, ListProcessesResponse, NetworkRequest,
     NetworkResponse, PingRequest, PingResponse, ReadyRequest, ReadyResponse, ReleaseRequest,
-    ReleaseResponse, SetNetworkRequest, SetNetworkResponse, SnapshotRequest, SnapshotResponse,
-    StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
+    ReleaseResponse, RunResponse, SetNetworkRequest, SetNetworkResponse, SnapshotRequest,
+    SnapshotResponse, StartProcessRequest, StartProcessResponse, State, StopRequest, StopResponse,
     WatchRefusalsRequest, WatchRefusalsResponse, WatchRequest, WatchResponse, attach_response,
+    run_response,
 };
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -90,6 +91,40 @@ impl Service {
     {
         let done = tokio::spawn(work(Arc::clone(&self.machine))).await;
         done.map_err(|_| ConnectError::internal("the request's task died"))?
+    }
+
+    /// Starts a process, or finds what this request started.
+    async fn start(
+        &self,
+        request_id: String,
+        start: Start,
+        stdin: Vec<u8>,
+    ) -> Result<Arc<Process>, ConnectError> {
+        self.running()?;
+        let begun = self.to_the_end(|machine| async move {
+            let processes = &running_of(&machine)?.processes;
+            processes.begin(&request_id, start, stdin).await
+        });
+        self.or_gone(begun).await
+    }
+
+    /// Starts what is to be run to its end.
+    async fn begin(&self, request: ExecRequest) -> Result<Arc<Process>, ConnectError> {
+        let limit = request.output_limit_bytes.min(limits::EXEC_OUTPUT_BYTES);
+        let start = Start {
+            command: required(request.command.into_option(), "command")?,
+            tty: None,
+            stdin: !request.stdin.is_empty(),
+            capture_bytes: Some(usize::try_from(limit).unwrap_or(usize::MAX)),
+        };
+        self.start(request.request_id, start, request.stdin).await
+    }
+
+    /// Waits for its end.
+    async fn result(&self, process: &Process) -> Result<ExecResponse, ConnectError> {
+        let processes = &running_of(&self.machine)?.processes;
+        let executed = self.or_gone(processes.result(process)).await?;
+        Ok(exec_response(executed))
     }
 
     /// Runs a request, unless the VM ends first, or stands still for too long; what the
@@ -237,15 +272,29 @@ impl shim::Shim for Service {
         _: RequestContext,
         request: ServiceRequest<'_, ExecRequest>,
     ) -> ServiceResult<ExecResponse> {
-        let request = request.to_owned_message();
-        let command = required(request.command.into_option(), "command")?;
-        let limit = request.output_limit_bytes.min(limits::EXEC_OUTPUT_BYTES);
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let processes = &self.running()?.processes;
-        let executed = self
-            .or_gone(processes.exec(command, request.stdin, limit))
-            .await?;
-        Response::ok(exec_response(executed))
+        let process = self.begin(request.to_owned_message()).await?;
+        Response::ok(self.result(&process).await?)
+    }
+
+    async fn run(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, ExecRequest>,
+    ) -> ServiceResult<ServiceStream<RunResponse>> {
+        use run_response::Event;
+        let answer = |event| RunResponse {
+            event: Some(event),
+            ..RunResponse::default()
+        };
+        let process = self.begin(request.to_owned_message()).await?;
+        let begun = answer(Event::ProcessId(process.id.clone()));
+        let machine = Arc::clone(&self.machine);
+        let ended = async move {
+            let result = Self { machine }.result(&process).await?;
+            Ok(answer(Event::Result(Box::new(result))))
+        };
+        let begun = stream::once(std::future::ready(Ok(begun)));
+        Ok(Response::stream(begun.chain(stream::once(ended))))
     }
 
     async fn start_process(
@@ -260,8 +309,7 @@ impl shim::Shim for Service {
             stdin: request.stdin,
             capture_bytes: None,
         };
-        let processes = &self.running()?.processes;
-        let process = self.or_gone(processes.start(start)).await?;
+        let process = self.start(request.request_id, start, Vec::new()).await?;
         Response::ok(StartProcessResponse {
             process_id: process.id.clone(),
             pid: process.pid,

@@ -14,7 +14,7 @@ use crate::chain::Chain;
 use crate::machine::{Machine, StartError, unless_ended};
 use crate::network::network_of;
 use crate::processes::Processes;
-use crate::spec::{self, Begin, Network, ShimSpec};
+use crate::spec::{self, Begin, Limits, Network, ShimSpec};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
 use pando_vmm::{Binding, Qemu};
@@ -40,6 +40,7 @@ pub(crate) struct Identity {
     pub(crate) hostname: String,
     pub(crate) machine_id: String,
     pub(crate) env: BTreeMap<String, String>,
+    pub(crate) limits: Limits,
 }
 
 impl Identity {
@@ -49,6 +50,7 @@ impl Identity {
             hostname: spec.hostname.clone(),
             machine_id: spec.machine_id.clone(),
             env: spec.env.clone(),
+            limits: spec.limits,
         }
     }
 }
@@ -71,6 +73,7 @@ impl Claim {
                 hostname: request.hostname,
                 machine_id: request.machine_id,
                 env: request.env.into_iter().collect(),
+                limits: Limits::of(request.limits.into_option().unwrap_or_default()),
             },
             network: network_of(network)?,
             bind: request.bind.into_option(),
@@ -168,9 +171,7 @@ impl Machine {
                     argv: argv.clone(),
                     ..shim::Command::default()
                 };
-                let ran = processes
-                    .exec(command, Vec::new(), WARM_UP_OUTPUT_BYTES)
-                    .await;
+                let ran = processes.exec(command, WARM_UP_OUTPUT_BYTES).await;
                 match ran {
                     Ok(ran) if ran.exit.exit_code == Some(0) => {}
                     Ok(ran) => {

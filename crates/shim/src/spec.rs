@@ -1,5 +1,6 @@
 //! What the daemon tells a shim to run: `spec.json` in the sandbox's directory.
 
+use pando_sys::jail::{Layer, Layers};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -95,6 +96,34 @@ pub struct Network {
     pub resolvers: Vec<SocketAddr>,
 }
 
+/// What the sandbox may use of its host; what is absent is not limited. See
+/// [`pando_types::SandboxLimits`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Of one CPU of the host; less than all of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_percent: Option<u32>,
+    /// Processes of the guest's users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
+    /// MiB that its disk may hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib: Option<u32>,
+    /// MiB a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib_s: Option<u32>,
+    /// Requests a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_iops: Option<u32>,
+    /// MiB a second, each way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_mib_s: Option<u32>,
+    /// Of one process of the guest's users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u32>,
+}
+
 /// Everything a shim needs; its working directory is the sandbox's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,11 +161,31 @@ pub struct ShimSpec {
     pub network: Option<Network>,
     /// Payload of its network, each way; `None` is as much as there is.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// What it may use of its host; none in a slot, before it is claimed, and in a bake.
+    #[serde(default)]
+    pub limits: Limits,
     /// Present in a slot, which waits to be claimed. Hostname and machine id may change
     /// then, and the environment comes only then.
     pub slot: Option<Slot>,
     /// The library for QEMU with which the kernel tracks what the VM writes.
     pub preload: Option<PathBuf>,
-    /// Whether the jails are put on; `false` only where a test takes one off.
-    pub jail: bool,
+    /// Names of the jail's layers that are left off: none, but where a test shows what one
+    /// of them stops.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loosened: Vec<String>,
+}
+
+impl ShimSpec {
+    /// What confines the VMM.
+    ///
+    /// # Errors
+    /// Names what is no layer.
+    pub fn jail(&self) -> Result<Layers, String> {
+        let off = self.loosened.iter().map(|name| {
+            let layer = Layer::named(name);
+            layer.ok_or_else(|| format!("a jail has no layer `{name}`"))
+        });
+        off.into_iter()
+            .try_fold(Layers::ALL, |layers, off| Ok(layers.without(off?)))
+    }
 }

@@ -4,6 +4,7 @@
 //! schema has a version; an older file is copied beside itself and then migrated, a
 //! newer one is refused.
 
+use crate::lifetime::{self, LifetimeRow};
 use pando_types::{SandboxState, SnapshotKind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -14,10 +15,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The schema this program writes. Each step of [`MIGRATIONS`] raises it by one.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
+    include_str!("schema_4.sql"),
+    include_str!("schema_5.sql"),
 ];
 
 /// What SQLite lets its log grow to before it writes it back: 1000 pages.
@@ -118,6 +121,10 @@ pub struct SandboxRow {
     pub paused_in: Option<String>,
     /// JSON object: what it may reach.
     pub egress: String,
+    /// JSON object: what it may use of its host.
+    pub limits: String,
+    /// How long it is there.
+    pub lifetime: LifetimeRow,
 }
 
 /// A snapshot's row. What it is made of is in its manifest.
@@ -159,6 +166,8 @@ pub struct SnapshotRow {
     pub clean: bool,
     /// JSON object: what its sandbox might reach.
     pub egress: String,
+    /// JSON object: what its sandbox might use of the host.
+    pub limits: String,
 }
 
 /// A template's row.
@@ -221,6 +230,8 @@ pub struct StateChange<'a> {
     pub isolation: Option<&'a str>,
     /// Where it lives and what it came from, when that changes with the state.
     pub place: Option<Place<'a>>,
+    /// When its time is over, from now on.
+    pub expires_at: Option<SystemTime>,
 }
 
 /// Where a sandbox lives and what it came from.
@@ -352,18 +363,21 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+            "INSERT INTO sandboxes (id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress, limits)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
             params![
                 row.id, row.tenant, row.name, row.state.as_str(), row.state_reason, row.template, row.root, row.cpus,
                 row.memory_mib, row.env, row.labels, row.isolation, millis(row.created_at), row.started_at.map(millis), row.boot_id,
-                row.parent, row.home, row.paused_in, row.egress
+                row.parent, row.home, row.paused_in, row.egress, row.limits
             ],
         );
         match inserted {
             Err(error) if is_unique_violation(&error) => return Err(IndexError::NameTaken),
             other => other?,
         };
+        if row.lifetime != LifetimeRow::default() {
+            lifetime::write(&transaction, &row.id, &row.lifetime)?;
+        }
         for event in events {
             insert_event(&transaction, event)?;
         }
@@ -383,8 +397,8 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         transaction.execute(
-            "UPDATE sandboxes SET state = ?2, state_reason = ?3, isolation = coalesce(?4, isolation) WHERE id = ?1",
-            params![change.id, change.state.as_str(), change.reason, change.isolation],
+            "UPDATE sandboxes SET state = ?2, state_reason = ?3, isolation = coalesce(?4, isolation), expires_at_ms = ?5 WHERE id = ?1",
+            params![change.id, change.state.as_str(), change.reason, change.isolation, change.expires_at.map(millis)],
         )?;
         if change.state == SandboxState::Running {
             transaction.execute(
@@ -410,12 +424,12 @@ impl Index {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let inserted = transaction.execute(
-            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+            "INSERT INTO snapshots (id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress, limits)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
             params![
                 row.id, row.tenant, row.name, row.kind.as_str(), row.sandbox, row.parent, row.template, row.cpus,
                 row.memory_mib, row.labels, row.note, millis(row.created_at), row.pause_ms, row.durable_ms,
-                count(row.bytes), count(row.dirty_pages), row.clean, row.egress
+                count(row.bytes), count(row.dirty_pages), row.clean, row.egress, row.limits
             ],
         );
         match inserted {
@@ -449,7 +463,7 @@ impl Index {
     pub fn snapshots(&self) -> Result<Vec<SnapshotRow>, IndexError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress
+            "SELECT id, tenant, name, kind, sandbox, parent, template, cpus, memory_mib, labels, note, created_at_ms, pause_ms, durable_ms, bytes, dirty_pages, clean, egress, limits
              FROM snapshots ORDER BY created_at_ms, id",
         )?;
         let rows = statement.query_map([], snapshot_row)?;
@@ -519,12 +533,14 @@ impl Index {
     /// SQLite failed, or a row is malformed.
     pub fn sandboxes(&self) -> Result<Vec<SandboxRow>, IndexError> {
         let connection = self.lock();
-        let mut statement = connection.prepare_cached(
-            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress
+        let statement = format!(
+            "SELECT id, tenant, name, state, state_reason, template, root, cpus, memory_mib, env, labels, isolation, created_at_ms, started_at_ms, boot_id, parent, home, paused_in, egress, limits, {}
              FROM sandboxes ORDER BY created_at_ms, id",
-        )?;
+            lifetime::COLUMNS
+        );
+        let mut statement = connection.prepare_cached(&statement)?;
         let rows = statement.query_map([], sandbox_row)?;
-        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state")))
+        rows.map(|row| row?.ok_or(IndexError::Malformed("sandbox state or lifetime")))
             .collect()
     }
 
@@ -534,33 +550,6 @@ impl Index {
     /// SQLite failed.
     pub fn add_event(&self, event: &NewEvent<'_>) -> Result<(), IndexError> {
         insert_event(&self.lock(), event)
-    }
-
-    /// A tenant's events after `after`, oldest first, at most `limit`.
-    ///
-    /// # Errors
-    /// SQLite failed.
-    pub fn events(
-        &self,
-        tenant: &str,
-        after: u64,
-        limit: u32,
-    ) -> Result<Vec<EventRow>, IndexError> {
-        let connection = self.lock();
-        let mut statement = connection.prepare_cached(
-            "SELECT sequence, at_ms, kind, subject, detail FROM events WHERE tenant = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3",
-        )?;
-        let after = i64::try_from(after).unwrap_or(i64::MAX);
-        let rows = statement.query_map(params![tenant, after, limit], |row| {
-            Ok(EventRow {
-                sequence: row.get::<_, i64>(0)?.unsigned_abs(),
-                at: time(row.get(1)?),
-                kind: row.get(2)?,
-                subject: row.get(3)?,
-                detail: row.get(4)?,
-            })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// A value kept under a name; see [`Self::set_value`].
@@ -588,7 +577,8 @@ impl Index {
 }
 
 fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
-    let Ok(state) = row.get::<_, String>(3)?.parse() else {
+    let state = row.get::<_, String>(3)?.parse();
+    let (Ok(state), Some(lifetime)) = (state, lifetime::read(row, 20)?) else {
         return Ok(None);
     };
     Ok(Some(SandboxRow {
@@ -611,6 +601,8 @@ fn sandbox_row(row: &Row<'_>) -> rusqlite::Result<Option<SandboxRow>> {
         home: row.get(16)?,
         paused_in: row.get(17)?,
         egress: row.get(18)?,
+        limits: row.get(19)?,
+        lifetime,
     }))
 }
 
@@ -637,6 +629,7 @@ fn snapshot_row(row: &Row<'_>) -> rusqlite::Result<Option<SnapshotRow>> {
         dirty_pages: row.get::<_, i64>(15)?.unsigned_abs(),
         clean: row.get(16)?,
         egress: row.get(17)?,
+        limits: row.get(18)?,
     }))
 }
 
@@ -734,18 +727,19 @@ fn is_unique_violation(error: &rusqlite::Error) -> bool {
         .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_UNIQUE)
 }
 
-fn millis(time: SystemTime) -> i64 {
+pub(crate) fn millis(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn time(millis: i64) -> SystemTime {
+pub(crate) fn time(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::{EventQuery, EventRow};
 
     pub(crate) const EVENT: NewEvent<'static> = NewEvent {
         tenant: "default",
@@ -777,6 +771,8 @@ pub(crate) mod tests {
             home: None,
             paused_in: None,
             egress: EGRESS.into(),
+            limits: "{}".into(),
+            lifetime: LifetimeRow::default(),
         }
     }
 
@@ -800,7 +796,18 @@ pub(crate) mod tests {
             dirty_pages: 3,
             clean: true,
             egress: EGRESS.into(),
+            limits: "{}".into(),
         }
+    }
+
+    fn events(index: &Index, tenant: &str, after: u64) -> Vec<EventRow> {
+        let query = EventQuery {
+            tenant: tenant.to_owned(),
+            after,
+            limit: 10,
+            ..EventQuery::default()
+        };
+        index.journal(&query).unwrap().events
     }
 
     #[test]
@@ -818,7 +825,7 @@ pub(crate) mod tests {
         index
             .add_snapshot(&snapshot("n2", Some("x")), &EVENT)
             .unwrap();
-        assert_eq!(index.events("default", 0, 10).unwrap().len(), 4);
+        assert_eq!(events(&index, "default", 0).len(), 4);
     }
 
     #[test]
@@ -879,6 +886,7 @@ pub(crate) mod tests {
                 home: Some("b"),
                 ..Place::default()
             }),
+            expires_at: None,
         };
         index.set_state(&change, "boot", &EVENT).unwrap();
         drop(index);
@@ -890,8 +898,8 @@ pub(crate) mod tests {
         );
         assert!(rows[0].started_at.is_some());
         assert_eq!(rows[0].home.as_deref(), Some("b"));
-        assert_eq!(index.events("default", 1, 10).unwrap().len(), 1);
-        assert!(index.events("other", 0, 10).unwrap().is_empty());
+        assert_eq!(events(&index, "default", 1).len(), 1);
+        assert!(events(&index, "other", 0).is_empty());
     }
 
     #[test]
@@ -903,7 +911,7 @@ pub(crate) mod tests {
             Err(IndexError::NameTaken)
         ));
         assert_eq!(
-            index.events("default", 0, 10).unwrap().len(),
+            events(&index, "default", 0).len(),
             1,
             "the refused row left no event"
         );

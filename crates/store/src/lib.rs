@@ -15,8 +15,10 @@
 
 pub mod fault;
 mod index;
+mod journal;
 mod layer;
 mod lease;
+mod lifetime;
 mod manifest;
 mod materialized;
 mod merged;
@@ -30,7 +32,9 @@ pub use index::{
     EventRow, Index, IndexError, NewEvent, Place, SCHEMA_VERSION, SandboxRow, SnapshotRow,
     StateChange, TemplateRow,
 };
+pub use journal::{EventPage, EventQuery};
 pub use layer::{Layer, LayerError, Verified, hash_file};
+pub use lifetime::LifetimeRow;
 pub use manifest::{Machine, Manifest, ManifestError, SavedState};
 pub use materialized::{Materialized, MemorySource};
 pub use merged::Merges;

@@ -12,18 +12,22 @@
 //! | [`host`] | memory and disk that are left |
 //! | [`guest`] | what the agent does inside the VM |
 //! | [`socket`] | who is at the other end |
+//! | [`process`] | limits and costs of a process that runs |
+//! | [`cgroup`] | control groups on the host |
 //! | [`clock`] | the rate of the host's time stamp counter |
 //! | [`random`] | bytes from the kernel |
 //! | [`readiness`] | waiting for descriptors that are no sockets |
 #![allow(unsafe_code)]
 
 pub mod allocator;
+pub mod cgroup;
 pub mod clock;
 pub mod file;
 pub mod guest;
 pub mod host;
 pub mod jail;
 pub mod memory;
+pub mod process;
 pub mod random;
 pub mod readiness;
 pub mod socket;

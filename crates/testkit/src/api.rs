@@ -130,11 +130,22 @@ impl Api {
 
     /// `GET path`, whose body is left to be read bit by bit.
     pub fn open(&self, path: &str) -> impl std::io::Read + Send + use<> {
-        let request = self.agent.get(format!("{}{path}", self.url));
-        let request = match &self.key {
-            Some(key) => request.header("authorization", format!("Bearer {key}")),
-            None => request,
-        };
+        self.open_with(path, &[])
+    }
+
+    /// The same with headers.
+    pub fn open_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> impl std::io::Read + Send + use<> {
+        let mut request = self.agent.get(format!("{}{path}", self.url));
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         let response = request
             .call()
             .unwrap_or_else(|error| panic!("GET {path}: {error}"));

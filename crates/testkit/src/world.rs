@@ -44,6 +44,8 @@ pub struct World {
     account: Option<u32>,
     /// What the kernel is to say of the host's boot, if not the truth.
     boot_id: Option<PathBuf>,
+    /// The program under test, where that was exchanged.
+    exchanged: Option<PathBuf>,
 }
 
 /// What a command said and how it ended.
@@ -90,6 +92,7 @@ impl World {
             address: String::new(),
             account: options.account,
             boot_id: None,
+            exchanged: None,
         };
         if let Some(account) = options.account {
             world.move_in(account);
@@ -160,6 +163,39 @@ impl World {
         let mut daemon = self.daemon.take().expect("the daemon is up");
         daemon.kill().expect("it can be killed");
         daemon.wait().expect("it ends");
+    }
+
+    /// Ends the daemon in order, with SIGTERM; sandboxes run on.
+    pub fn end_daemon(&mut self) {
+        let told = Command::new("kill")
+            .args(["-TERM", &self.daemon_pid().to_string()])
+            .status();
+        assert!(told.is_ok_and(|status| status.success()), "it can be told");
+        self.await_daemons_end();
+    }
+
+    /// Waits for the end of a daemon that was told to end.
+    pub fn await_daemons_end(&mut self) {
+        let mut daemon = self.daemon.take().expect("the daemon is up");
+        let status = daemon.wait().expect("it ends");
+        assert!(status.success(), "the daemon ended badly: {status}");
+    }
+
+    /// From now on the program is another file, as after an upgrade: a copy with something
+    /// more at its end, which changes nothing of what it does.
+    pub fn upgrade(&mut self) {
+        let count = self
+            .exchanged
+            .as_ref()
+            .map_or(0, |path| path.as_os_str().len());
+        let path = self.scratch(&format!("pando-{}", "x".repeat(1 + count % 7)));
+        std::fs::copy(self.exchanged.clone().unwrap_or_else(pando), &path).expect("a copy");
+        let mut file = std::fs::File::options()
+            .append(true)
+            .open(&path)
+            .expect("it opens");
+        file.write_all(b"\nmore\n").expect("it is written");
+        self.exchanged = Some(path);
     }
 
     /// The next daemons get this in their environment too.
@@ -406,7 +442,7 @@ impl World {
     /// `pando`, as this world's account.
     fn program(&self) -> Command {
         let Some(account) = self.account else {
-            return Command::new(pando());
+            return Command::new(self.exchanged.clone().unwrap_or_else(pando));
         };
         let mut command = Command::new("setpriv");
         command

@@ -6,8 +6,10 @@
 mod egress;
 mod id;
 mod isolation;
+mod lifetime;
 pub mod limits;
 mod name;
+mod sandbox_limits;
 mod size;
 mod snapshot;
 mod state;
@@ -18,7 +20,9 @@ pub use egress::{
 };
 pub use id::{IdError, SandboxId, SnapshotId, TemplateId, is_id_shaped};
 pub use isolation::{Accelerator, Isolation};
+pub use lifetime::{Lifespan, LifespanError, OnTimeout};
 pub use name::{Name, NameError, TemplateRef};
+pub use sandbox_limits::{LimitError, LimitField, SandboxLimits};
 pub use size::{CPUS, MEMORY_MIB, Size, SizeError};
 pub use snapshot::SnapshotKind;
 pub use state::SandboxState;

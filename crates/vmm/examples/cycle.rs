@@ -21,13 +21,12 @@ use std::time::{Duration, Instant};
 
 use pando_sys::clock::measure_tsc_khz;
 use pando_sys::file::{share_or_copy, write_sparse};
+use pando_sys::jail::Layers;
 use pando_types::{Accelerator, Size};
 use pando_vmm::capture::ARENA_BYTES;
 use pando_vmm::memory_image::seal_cold;
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB};
-use pando_vmm::{
-    Arena, ChangeTracker, Channels, Jail, Qemu, QemuConfig, Start, Vmm, VmmError, qcow2,
-};
+use pando_vmm::{Arena, ChangeTracker, Channels, Qemu, QemuConfig, Start, Vmm, VmmError, qcow2};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -66,7 +65,7 @@ impl Machine {
             channels,
             slot,
             console: folder.join("console"),
-            jail: Jail::Strict { identity: None },
+            jail: Layers::ALL,
             preload: std::env::var_os("PANDO_PRELOAD").map(PathBuf::from),
             tb_size_mib: TB_SIZE_MIB,
         })

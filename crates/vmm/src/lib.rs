@@ -38,5 +38,5 @@ pub use error::{LaunchError, VmmError};
 pub use event::{ShutdownReason, VmEvent, VmExit};
 pub use identity::MachineIdentity;
 pub use memory_image::MemoryImageError;
-pub use qemu::{Binding, Channels, Jail, Qemu, QemuConfig, Start};
+pub use qemu::{Binding, Channels, Qemu, QemuConfig, Start};
 pub use vmm::{PreparedOverlay, RunState, Vmm};

@@ -37,7 +37,7 @@ fn a_killed_shim_takes_its_vm_with_it_and_is_noticed() {
     let vmm = world.vmm_pid(&id);
     kill(world.shim_pid(&id));
     let failed = world.await_state(&id, "failed");
-    assert_eq!(failed["state_reason"], "its shim died");
+    assert_eq!(failed["state_reason"], "its shim died: signal 9");
     assert!(
         !std::path::Path::new(&format!("/proc/{vmm}/exe")).exists(),
         "QEMU outlived its shim"

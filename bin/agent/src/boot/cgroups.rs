@@ -51,6 +51,10 @@ pub(crate) struct UserCgroup {
     events: File,
     processes: File,
     kill: File,
+    /// Missing where the kernel lacks the controller.
+    most_processes: Option<File>,
+    /// What user code may have where the host says nothing.
+    usual_processes: u64,
 }
 
 impl UserCgroup {
@@ -86,10 +90,10 @@ impl UserCgroup {
                 log!("cannot set {}: {error}", file.display());
             }
         }
-        Self::open(&user, &hooks)
+        Self::open(&user, &hooks, pids_max(memory_total_bytes))
     }
 
-    fn open(folder: &Path, hooks: &Path) -> Result<Self> {
+    fn open(folder: &Path, hooks: &Path, usual_processes: u64) -> Result<Self> {
         let file = |name: &str, write: bool| {
             let mut options = File::options();
             let opened = options.read(!write).write(write).open(folder.join(name));
@@ -103,6 +107,8 @@ impl UserCgroup {
             events: file("cgroup.events", false)?,
             processes: file("cgroup.procs", false)?,
             kill: file("cgroup.kill", true)?,
+            most_processes: file("pids.max", true).ok(),
+            usual_processes,
         })
     }
 
@@ -160,6 +166,21 @@ impl UserCgroup {
     pub(crate) fn process_ids(&self) -> std::io::Result<Vec<u32>> {
         let ids = self.read(&self.processes)?;
         Ok(ids.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// Lets user code have so many processes and threads; 0 is as many as usual.
+    ///
+    /// # Errors
+    /// The kernel lacks the controller, or guest root removed the cgroup.
+    pub(crate) fn limit_processes(&self, most: u64) -> std::io::Result<()> {
+        let most = if most == 0 {
+            self.usual_processes
+        } else {
+            most
+        };
+        let file = self.most_processes.as_ref();
+        let mut file = file.ok_or(std::io::ErrorKind::Unsupported)?;
+        file.write_all(most.to_string().as_bytes())
     }
 
     /// Kills all user processes at once.

@@ -255,7 +255,7 @@ fn spawn(
             CgroupChoice::User => sandbox.cgroup.folder(),
             CgroupChoice::Hooks => sandbox.cgroup.hooks_folder(),
         }),
-        open_files: OPEN_FILES,
+        open_files: sandbox.open_files(OPEN_FILES),
     };
     spawn.start().map_err(StartError::Spawn)
 }

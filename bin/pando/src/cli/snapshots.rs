@@ -1,5 +1,6 @@
 //! What can be typed about snapshots.
 
+use super::lifetime::LifetimeFlags;
 use super::{List, pair};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -115,6 +116,8 @@ pub(crate) struct Fork {
     /// Note something about each child; repeat for more
     #[arg(short, long = "label", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) label: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) lifetime: LifetimeFlags,
     /// Print JSON: what it cost and all children
     #[arg(long)]
     pub(crate) json: bool,

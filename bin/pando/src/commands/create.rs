@@ -1,7 +1,7 @@
 //! `pando create`, and making a sandbox for `run`.
 
-use super::net;
-use crate::cli::{Create, SandboxFlags};
+use super::{limits, net};
+use crate::cli::{Create, SandboxFlags, Span};
 use crate::exit;
 use crate::output;
 use pando_client::api::{CreateSandboxRequest, Sandbox};
@@ -17,6 +17,10 @@ pub(super) async fn create(client: Client, flags: Create) -> anyhow::Result<u8> 
         name: flags.name,
         env: flags.env.into_iter().collect(),
         labels: flags.label.into_iter().collect(),
+        timeout_s: flags.lifetime.timeout.and_then(Span::seconds),
+        idle_timeout_s: flags.lifetime.sleep.idle_timeout.and_then(Span::seconds),
+        on_timeout: flags.lifetime.sleep.on_timeout,
+        auto_resume: flags.lifetime.sleep.auto_resume.unwrap_or_default(),
         ..request(&flags.sandbox)
     };
     output::line(&make(&client, &wanted).await?.id);
@@ -33,6 +37,7 @@ pub(super) fn request(flags: &SandboxFlags) -> CreateSandboxRequest {
         memory_mib: flags.memory,
         start: flags.start.clone(),
         egress: net::egress(&flags.egress),
+        limits: limits::of_flags(&flags.limit),
         ..CreateSandboxRequest::default()
     }
 }

@@ -44,7 +44,7 @@ impl Check {
         }
     }
 
-    fn fix(mut self, fix: impl Into<String>) -> Self {
+    pub(super) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
     }
@@ -67,6 +67,7 @@ pub(super) fn doctor(global: &Global, flags: &Doctor) -> anyhow::Result<u8> {
     ));
     let groups = std::fs::read_to_string(PING_GROUPS).unwrap_or_default();
     checks.push(check_pings(&groups));
+    checks.push(super::limits::check(&config));
     checks.extend(check_daemon(&config));
     if flags.json {
         output::json(&checks)?;
@@ -148,6 +149,7 @@ fn check_daemon(config: &Config) -> Vec<Check> {
     let status = client(config).and_then(|client| block_on(async { Ok(client.status().await?) }));
     match status {
         Ok(status) => vec![
+            check_groups(config, status.pid),
             Check::new(
                 "daemon",
                 Outcome::Ok,
@@ -166,6 +168,26 @@ fn check_daemon(config: &Config) -> Vec<Check> {
                 None => check,
             }]
         }
+    }
+}
+
+/// Whether the daemon's sandboxes have control groups; only its own machine can tell.
+fn check_groups(config: &Config, daemon: u32) -> Check {
+    const NAME: &str = "cgroups";
+    let is_local = super::stop::is_local(&config.url());
+    match pando_sys::cgroup::of_daemon(daemon) {
+        _ if !is_local => Check::new(NAME, Outcome::Ok, "the daemon is on another machine"),
+        Ok(groups) => Check::new(
+            NAME,
+            Outcome::Ok,
+            format!("sandboxes are limited in `{}`", groups.display()),
+        ),
+        Err(error) => Check::new(
+            NAME,
+            Outcome::Warning,
+            format!("not delegated: {error}; what sandboxes use is limited by other means, less strictly"),
+        )
+        .fix("docs/install.md, \"Control groups\", says how they are had"),
     }
 }
 

@@ -6,13 +6,20 @@ use crate::exit;
 use crate::follow::{self, Interrupts, OnSignal};
 use crate::output;
 use pando_client::Client;
+use pando_client::api::stream::StreamRequest;
 
 /// Starts the account's own shell as a login shell.
 const SHELL: [&str; 3] = ["/bin/sh", "-c", "exec \"${SHELL:-/bin/sh}\" -l"];
 
-/// Runs a program, or starts it and leaves.
+/// Runs a program, starts it and leaves, or comes back to one.
 pub(super) async fn exec(client: Client, flags: Exec) -> anyhow::Result<u8> {
-    let mut request = stream_request(&flags.program, flags.argv)?;
+    let mut request = match flags.attach {
+        Some(process) => StreamRequest {
+            attach: Some(process),
+            ..StreamRequest::default()
+        },
+        None => stream_request(&flags.program, flags.argv)?,
+    };
     if flags.detach {
         request.stdin = false;
         let stream = client.exec_stream(&flags.id, &request).await?;

@@ -8,6 +8,8 @@ mod df;
 mod doctor;
 mod events;
 mod exec;
+mod jail;
+mod limits;
 mod logs;
 mod mcp;
 mod net;
@@ -20,8 +22,11 @@ mod snapshots;
 mod status;
 mod stop;
 mod template;
+mod timeout;
 mod tree;
 mod uninstall;
+
+pub(crate) use limits::flag as limit;
 
 use crate::cli::{Cli, Command, ConfigCommand, Global, ProgramFlags};
 use crate::config::Config;
@@ -48,6 +53,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Start(flags) => ask(&global, |client| sandboxes::start(client, flags)),
         Command::Pause(flags) => ask(&global, |client| snapshots::pause(client, flags)),
         Command::Resume(flags) => ask(&global, |client| snapshots::resume(client, flags)),
+        Command::Timeout(flags) => ask(&global, |client| timeout::timeout(client, flags)),
         Command::Snapshot(flags) => ask(&global, |client| snapshots::snapshot(client, flags)),
         Command::Fork(flags) => ask(&global, |client| snapshots::fork(client, flags)),
         Command::Rollback(flags) => ask(&global, |client| snapshots::rollback(client, flags)),

@@ -4,13 +4,14 @@ use crate::cli::{EgressFlags, Net};
 use crate::exit;
 use crate::output;
 use pando_client::Client;
-use pando_client::api::{ChangeRequest, Connection, Egress, Refusal};
+use pando_client::api::{ChangeSandboxRequest, Connection, Egress, Refusal};
 
 /// Shows it, or changes what it may reach.
 pub(super) async fn net(client: Client, flags: Net) -> anyhow::Result<u8> {
     if let Some(egress) = egress(&flags.egress) {
-        let change = ChangeRequest {
+        let change = ChangeSandboxRequest {
             egress: Some(egress),
+            ..ChangeSandboxRequest::default()
         };
         client.change(&flags.id, &change).await?;
         return Ok(exit::DONE);

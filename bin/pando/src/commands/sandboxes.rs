@@ -1,6 +1,6 @@
 //! `pando ls`, `inspect`, `rm`, `start`: sandboxes as a whole.
 
-use super::remove_each;
+use super::{remove_each, timeout};
 use crate::cli::{List, Many, One};
 use crate::exit;
 use crate::output;
@@ -10,7 +10,10 @@ use std::time::SystemTime;
 
 /// Lists sandboxes.
 pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
-    let sandboxes = client.list().await?;
+    let sandboxes = match flags.quiet {
+        true => client.list().await?,
+        false => client.list_with_usage().await?,
+    };
     if flags.json {
         output::json(&sandboxes)?;
     } else if flags.quiet {
@@ -20,7 +23,10 @@ pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
     } else {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
         output::table(
-            &["ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE"],
+            &[
+                "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "USED", "CPU", "DISK", "NET",
+                "AGE", "EXPIRES",
+            ],
             &rows,
         );
     }
@@ -28,6 +34,7 @@ pub(super) async fn ls(client: Client, flags: List) -> anyhow::Result<u8> {
 }
 
 fn row(sandbox: &Sandbox) -> Vec<String> {
+    let usage = sandbox.usage.unwrap_or_default();
     vec![
         sandbox.id.clone(),
         sandbox.name.clone().unwrap_or_default(),
@@ -35,7 +42,12 @@ fn row(sandbox: &Sandbox) -> Vec<String> {
         sandbox.template.clone(),
         sandbox.cpus.to_string(),
         format!("{} MiB", sandbox.memory_mib),
+        output::bytes(usage.memory_bytes),
+        format!("{} s", usage.cpu_ms / 1000),
+        output::bytes(usage.disk_bytes),
+        output::bytes(usage.net_sent_bytes + usage.net_received_bytes),
         age_since(&sandbox.created_at),
+        timeout::brief(sandbox),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! `pando serve`: the daemon, in the foreground or left in the background.
 
 use super::doctor::{Check, Outcome};
-use super::{block_on, client};
+use super::{block_on, client, limits};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
 use crate::config::{Config, SettingKey};
@@ -9,6 +9,7 @@ use crate::daemon_log::{self, RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
 use crate::preload::PRELOAD;
+use crate::supervisor;
 use anyhow::Context as _;
 use pando_client::ClientError;
 use pando_engine::request::Caller;
@@ -83,9 +84,14 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch signals")?;
     // Before anything is opened: a port that is taken is the likeliest fault.
     let listener = listen(config.get(SettingKey::Listen)).await?;
+    take_over_groups();
+    supervisor::starting();
     let engine = open_engine(engine_config(config)?).await?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(%address, "serving");
+    if let Some(why) = super::jail::below_floor() {
+        tracing::warn!("{why}; `pando doctor` says more");
+    }
     if !in_background {
         // For whoever asked for port 0: the one line on stdout.
         output::line(&format!("http://{address}"));
@@ -93,9 +99,12 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
     }
     let ending = CancellationToken::new();
     let mcp = pando_mcp::router(own_url(address), ending.clone());
+    let ended = engine.clone();
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
+        supervisor::stopping();
+        ended.end_calls();
         // Its streams are endless: the listener would wait for them.
         ending.cancel();
     };
@@ -104,6 +113,8 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
         public_url: public_url(config)?,
         routes: mcp,
     };
+    // Whoever connects from now on is answered: nothing that could fail is left.
+    supervisor::ready(address);
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
@@ -117,6 +128,16 @@ fn own_url(address: SocketAddr) -> String {
         ip => ip,
     };
     format!("http://{}", SocketAddr::new(ip, address.port()))
+}
+
+/// Limits by control group, where the host lets us have some.
+fn take_over_groups() {
+    match pando_sys::cgroup::take_over() {
+        Ok(groups) => {
+            tracing::info!(path = %groups.root().display(), "sandboxes get control groups");
+        }
+        Err(error) => tracing::info!("sandboxes get no control groups: {error}"),
+    }
 }
 
 async fn listen(address: &str) -> anyhow::Result<TcpListener> {
@@ -165,6 +186,8 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
             }
         },
         pool: pool_config(config)?,
+        admission: limits::admission(config)?,
+        limits: limits::defaults(config)?,
         ports: ports_config(config)?,
         // It has a default: without one nothing is put together.
         materialized_mib: number(config, SettingKey::MaterializedMib, "materialized_mib")?
@@ -174,7 +197,6 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         dns: config.dns()?,
         debian_mirror: Some(config.get(SettingKey::DebianMirror).to_owned())
             .filter(|mirror| !mirror.is_empty()),
-        jail: true,
     })
 }
 
@@ -230,7 +252,7 @@ fn is_private(config: &Config) -> bool {
 }
 
 /// A setting that is a number, or is not set.
-fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
+pub(super) fn number(config: &Config, key: SettingKey, name: &str) -> anyhow::Result<Option<u64>> {
     match config.get(key) {
         "" => Ok(None),
         text => {
@@ -353,6 +375,8 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
     }
     command
         .current_dir("/")
+        // Left in the background it is nobody's service.
+        .env_remove(supervisor::NOTIFY_SOCKET)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file);
@@ -426,14 +450,7 @@ pub(super) fn host_checks(config: &Config) -> Vec<Check> {
         }
         Err(error) => checks.push(Check::new("qemu", Outcome::Failed, error.to_string())),
     }
-    checks.push(match pando_sys::jail::landlock::abi() {
-        0 => Check::new(
-            "landlock",
-            Outcome::Warning,
-            "this kernel has none: QEMU is confined by seccomp and its account alone",
-        ),
-        abi => Check::new("landlock", Outcome::Ok, format!("version {abi}")),
-    });
+    checks.extend(super::jail::checks());
     checks.push(check_ports(config));
     checks.push(match agent::agent() {
         Ok(agent) => Check::new("agent", Outcome::Ok, output::bytes(agent.len() as u64)),

@@ -4,7 +4,7 @@ use super::sandboxes::age_since;
 use super::{for_each, remove_each};
 use crate::cli::{
     Fork, Many, ManySnapshots, Rollback, Snapshot, SnapshotCommand, SnapshotList, SnapshotShow,
-    TakeSnapshot,
+    Span, TakeSnapshot,
 };
 use crate::exit::{self, Failure};
 use crate::output;
@@ -148,6 +148,10 @@ pub(super) async fn fork(client: Client, flags: Fork) -> anyhow::Result<u8> {
         count: Some(flags.count),
         labels: flags.label.into_iter().collect(),
         env: flags.env.into_iter().collect(),
+        timeout_s: flags.lifetime.timeout.map(Span::seconds),
+        idle_timeout_s: flags.lifetime.sleep.idle_timeout.map(Span::seconds),
+        on_timeout: flags.lifetime.sleep.on_timeout,
+        auto_resume: flags.lifetime.sleep.auto_resume,
     };
     let forked = client.fork(&flags.id, &wanted).await?;
     if flags.json {

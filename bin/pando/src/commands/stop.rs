@@ -69,7 +69,7 @@ pub(super) async fn end_daemon(client: &Client) -> anyhow::Result<u8> {
 }
 
 /// Whether a URL names this machine, so that a process id from there means something here.
-fn is_local(url: &str) -> bool {
+pub(super) fn is_local(url: &str) -> bool {
     let host = url
         .strip_prefix("http://")
         .unwrap_or(url)

@@ -175,7 +175,9 @@ mod tests {
             "id": id, "name": null, "state": "running", "state_reason": null, "template": "base", "parent": parent,
             "isolation": { "vmm": "", "accelerator": "tcg", "reason": "", "layers": [] }, "cpus": 1,
             "memory_mib": 512, "labels": {}, "egress": { "default": "allow", "allow": [], "deny": [] }, "created_at": at(made),
-            "started_at": null, "url_template": "http://{port}-s.localhost:7000/",
+            "started_at": null, "url_template": "http://{port}-s.localhost:7000/", "timeout_s": null,
+            "expires_at": null, "idle_timeout_s": null, "last_used_at": at(made), "on_timeout": "kill",
+            "auto_resume": false,
         });
         merge(&mut value, more);
         value

@@ -1,5 +1,6 @@
 //! Experiments: each measures one thing and gives its figures.
 
+mod burst;
 mod create;
 mod files;
 mod fork;
@@ -30,6 +31,8 @@ pub enum Experiment {
     CreateBurst,
     /// Eight sandboxes at once.
     CreateAtOnce,
+    /// A hundred sandboxes at once.
+    Burst100,
     /// A program in a sandbox.
     Exec,
     /// A round trip to the agent.
@@ -56,11 +59,12 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order in which they are done.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::CreateWarm,
         Self::CreateSnapshot,
         Self::CreateBurst,
         Self::CreateAtOnce,
+        Self::Burst100,
         Self::Exec,
         Self::Ping,
         Self::Files,
@@ -81,6 +85,7 @@ impl Experiment {
             Self::CreateSnapshot => "create-snapshot",
             Self::CreateBurst => "create-burst",
             Self::CreateAtOnce => "create-at-once",
+            Self::Burst100 => "burst-100",
             Self::Exec => "exec",
             Self::Ping => "ping",
             Self::Files => "files",
@@ -117,6 +122,7 @@ impl Experiment {
             Self::CreateSnapshot => create::snapshot(session).await,
             Self::CreateBurst => create::burst(session).await,
             Self::CreateAtOnce => create::at_once(session).await,
+            Self::Burst100 => burst::burst(session).await,
             Self::Exec => round_trip::exec(session).await,
             Self::Ping => round_trip::ping(session).await,
             Self::Files => files::files(session).await,

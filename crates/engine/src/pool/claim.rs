@@ -3,13 +3,14 @@
 use super::{Keys, Kind, Taken};
 use crate::bake::Bakery;
 use crate::engine::Engine;
+use crate::limits::message_of;
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, log_last_words};
 use crate::source::Source;
 use crate::spawn::{Wish, env_of};
-use crate::{EngineError, identity, ids};
+use crate::{EngineError, identity, ids, lifetime};
 use pando_store::fault;
-use pando_types::{SandboxId, SandboxState};
+use pando_types::{Lifespan, SandboxId, SandboxState};
 use pando_wire::shim::{Bind, ClaimRequest, ReadyResponse};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -35,6 +36,7 @@ impl Engine {
             let error = match self.hand_over(&taken, keys, wish, deadline).await {
                 Ok(entry) => {
                     self.inner.pool.count_claim(taken.kind.as_str());
+                    entry.set_made_from(taken.kind.as_str());
                     return Ok(Some(entry));
                 }
                 Err(error) => error,
@@ -96,7 +98,9 @@ impl Engine {
         wish: &Wish<'_>,
         deadline: Instant,
     ) -> Result<Arc<Entry>, EngineError> {
+        let mut row = self.new_row(&taken.id, wish)?;
         let request = ClaimRequest {
+            limits: message_of(&row)?.into(),
             network: self.network_policy(wish.egress)?.into(),
             hostname: taken.id.to_string(),
             machine_id: ids::machine_id(&taken.id),
@@ -111,10 +115,17 @@ impl Engine {
         fault::point("sandbox.claimed");
         let dir = self.inner.dirs.get(&taken.id);
         let identity = identity::for_sandbox(&dir, self.inner.host.accelerator);
-        let mut row = self.new_row(&taken.id, wish)?;
         row.isolation = self.isolation_of(&ready, identity)?;
         row.state = SandboxState::Running;
-        row.started_at = Some(SystemTime::now());
+        let now = SystemTime::now();
+        row.started_at = Some(now);
+        row.lifetime.expires_at = lifetime::deadline(
+            row.state,
+            None,
+            row.lifetime.timeout.map(Lifespan::get),
+            now,
+        );
+        wish.admitted.becomes(&taken.id);
         let entry = self.insert(row, Some(Arc::clone(&taken.shim))).await?;
         self.log_ready(&entry, &ready);
         self.watch(&entry, &taken.shim);
@@ -134,6 +145,7 @@ impl Engine {
             && let Some(taken) = self.inner.pool.take(&shape)
         {
             let request = ClaimRequest {
+                limits: message_of(&entry.row())?.into(),
                 network: self.network_policy(&entry.row().egress)?.into(),
                 sandbox_id: entry.id.to_string(),
                 hostname: entry.id.to_string(),
@@ -153,6 +165,7 @@ impl Engine {
             match claimed.await {
                 Ok(ready) => {
                     self.inner.pool.count_claim(taken.kind.as_str());
+                    entry.set_made_from(taken.kind.as_str());
                     return Ok(Some((taken.id, taken.shim, ready)));
                 }
                 Err(EngineError::SpawnFailed(cause)) => {

@@ -42,7 +42,7 @@ impl Engine {
             let view = self.look().await;
             match rules::next(&view) {
                 Step::Fill(target) => self.begin_to_fill(target),
-                Step::Retire(id) => self.retire(&id).await,
+                Step::Retire(id) => drop(self.retire(&id).await),
                 Step::Rest {
                     again_in,
                     limited_by,
@@ -83,8 +83,12 @@ impl Engine {
             let eighth =
                 (memory.total_bytes / 8).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end());
             let configured = pool.config.reserve_mib.map(|mib| mib << 20);
-            view.memory_available_bytes = memory.available_bytes;
-            view.memory_reserve_bytes = configured.unwrap_or(eighth);
+            // What a start would be refused is not for what waits.
+            let for_starts = self.inner.admission.reserve_bytes(memory.total_bytes);
+            // What sandboxes were promised that are being started is theirs.
+            let promised = self.inner.admission.promised_bytes();
+            view.memory_available_bytes = memory.available_bytes.saturating_sub(promised);
+            view.memory_reserve_bytes = configured.unwrap_or(eighth).max(for_starts);
             view.disk_free_bytes = disk_free_bytes;
         }
         view.cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -227,11 +231,28 @@ impl Engine {
         watching.abort_handle()
     }
 
-    async fn retire(&self, id: &SandboxId) {
+    /// Whether it was there to be ended.
+    async fn retire(&self, id: &SandboxId) -> bool {
         let found = self.inner.pool.lock().take_out(id);
         // Claimed or dead meanwhile, otherwise.
         if found {
             self.discard(id).await;
+        }
+        found
+    }
+
+    /// Ends the waiting slot that would be missed least, for the memory that it has; false
+    /// if none waits.
+    pub(crate) async fn give_up_slot(&self) -> bool {
+        loop {
+            let pool = &self.inner.pool;
+            let view = pool.lock().view(pool.config.warm, Instant::now());
+            let Some(id) = rules::least_wanted(&view) else {
+                return false;
+            };
+            if self.retire(&id).await {
+                return true;
+            }
         }
     }
 

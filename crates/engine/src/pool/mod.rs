@@ -264,6 +264,13 @@ impl Pool {
         })
     }
 
+    /// Memory that slots will take that are being made, in bytes.
+    pub(crate) fn filling_bytes(&self) -> u64 {
+        let state = self.lock();
+        let filling = state.slots.iter().filter(|slot| slot.ready.is_none());
+        filling.map(|slot| slot.target.kind.cost_bytes()).sum()
+    }
+
     /// A sandbox was made from this kind of slot, or of `none`.
     pub(crate) fn count_claim(&self, kind: &'static str) {
         *self.lock().claims.entry(kind).or_default() += 1;

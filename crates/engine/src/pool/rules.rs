@@ -203,7 +203,7 @@ fn unwanted<I: Clone>(view: &View<I>) -> Option<I> {
 }
 
 /// The waiting slot that would be missed least.
-fn least_wanted<I: Clone>(view: &View<I>) -> Option<I> {
+pub(super) fn least_wanted<I: Clone>(view: &View<I>) -> Option<I> {
     let rank = |have: &&Have<I>| {
         let same = |want: &Want| want.target == have.target;
         view.wants.iter().position(same)

@@ -7,9 +7,9 @@ mod raw;
 
 use crate::EngineError;
 use crate::engine::Engine;
+use crate::lifetime::{Activity, InUse, by_pieces};
 use crate::request::Caller;
 use crate::sandboxes::Entry;
-use crate::shims::Shim;
 use pando_shim::client::{Body, PortError, Protocol};
 use pando_store::{Index, IndexError, NewEvent, PortRow};
 use pando_types::{SandboxId, SandboxState};
@@ -84,7 +84,7 @@ pub struct Pass {
 }
 
 /// Why a request does not get to a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Refused {
     /// There is no such sandbox.
     Unknown,
@@ -92,12 +92,15 @@ pub enum Refused {
     Forbidden,
     /// The sandbox does not run.
     Down(SandboxState),
+    /// It sleeps and could not be woken.
+    Failed(EngineError),
 }
 
-/// A port that a request may use.
-#[derive(Clone, Debug)]
+/// A port that a request may use. Its sandbox is used as long as this is there.
+#[derive(Debug)]
 pub struct GuestPort {
-    shim: Arc<Shim>,
+    shim: InUse,
+    activity: Arc<Activity>,
     port: u16,
 }
 
@@ -209,11 +212,11 @@ impl Ports {
 }
 
 impl Engine {
-    /// Lets a request to a port, if it may.
+    /// Lets a request to a port, if it may; a sandbox that sleeps is woken for it.
     ///
     /// # Errors
     /// See [`Refused`].
-    pub fn guest_port(
+    pub async fn guest_port(
         &self,
         sandbox: &SandboxId,
         port: u16,
@@ -229,9 +232,17 @@ impl Engine {
         if !open && !self.inner.ports.is_token(sandbox, &pass.tokens) {
             return Err(Refused::Forbidden);
         }
-        match entry.in_use() {
-            Ok(shim) => Ok(GuestPort { shim, port }),
-            Err(_) => Err(Refused::Down(entry.state())),
+        match self.awake(&entry).await {
+            Ok(shim) => Ok(GuestPort {
+                shim,
+                activity: Arc::clone(&entry.activity),
+                port,
+            }),
+            Err(EngineError::SandboxNotFound(_)) => Err(Refused::Unknown),
+            Err(EngineError::WrongState { .. } | EngineError::SandboxGone { .. }) => {
+                Err(Refused::Down(entry.state()))
+            }
+            Err(error) => Err(Refused::Failed(error)),
         }
     }
 
@@ -279,6 +290,7 @@ impl Engine {
     }
 
     async fn listening(&self, entry: &Arc<Entry>) -> Result<Vec<ListeningPort>, EngineError> {
+        let _using = self.begin_use(entry).await?;
         if entry.state() != SandboxState::Running {
             return Ok(Vec::new());
         }
@@ -495,7 +507,8 @@ fn add(port: &mut Port, found: &ListeningPort) {
 
 impl GuestPort {
     /// Sends an HTTP request; `host` is what the server in the guest is to be told. An answer
-    /// with status 101 means that the protocol was switched: the bodies are its bytes.
+    /// with status 101 means that the protocol was switched: the bodies are its bytes. Each
+    /// piece of a body is a use of the sandbox; that it stands open is none.
     ///
     /// # Errors
     /// See [`PortError`].
@@ -505,10 +518,10 @@ impl GuestPort {
         protocol: Protocol,
         request: http::Request<Body>,
     ) -> Result<http::Response<Body>, PortError> {
-        self.shim
-            .client
-            .port(self.port, host, protocol, request)
-            .await
+        let request = request.map(|body| by_pieces(body, &self.activity));
+        let client = &self.shim.client;
+        let answer = client.port(self.port, host, protocol, request).await?;
+        Ok(answer.map(|body| by_pieces(body, &self.activity)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Ports of the host that lead to ports of sandboxes: bytes, and nothing looks into them.
 
 use crate::engine::Engine;
+use crate::lifetime::by_pieces;
 use pando_types::SandboxId;
 use pando_wire::tunnel;
 use rustix::net::sockopt;
@@ -146,17 +147,20 @@ impl Engine {
     async fn carry(&self, sandbox: &SandboxId, port: u16, stream: TcpStream) {
         prepare(&stream);
         let (reader, mut writer) = stream.into_split();
-        let shim = self
-            .inner
-            .sandboxes
-            .get(sandbox)
-            .and_then(|entry| entry.in_use().ok());
-        let Some(shim) = shim else {
+        let Some(entry) = self.inner.sandboxes.get(sandbox) else {
             return reset(writer);
         };
         let carried = async {
-            let inside = shim.client.port_tcp(port, tunnel::outgoing(reader)).await;
+            let shim = self
+                .awake(&entry)
+                .await
+                .map_err(|error| error.to_string())?;
+            let outgoing = by_pieces(tunnel::outgoing(reader), &entry.activity);
+            let inside = shim.client.port_tcp(port, outgoing).await;
             let inside = inside.map_err(|error| error.to_string())?;
+            // From here on its bytes are uses; that it stands open is none.
+            drop(shim);
+            let inside = by_pieces(inside, &entry.activity);
             let delivered = tunnel::deliver(inside, &mut writer).await;
             delivered.map_err(|error| error.to_string())
         };

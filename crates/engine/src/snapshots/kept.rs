@@ -58,6 +58,13 @@ impl Kept {
         Ok(row)
     }
 
+    /// Bytes of a tenant's snapshots, each beyond its parent's.
+    pub(crate) fn bytes_of(&self, tenant: &str) -> u64 {
+        let rows = self.lock();
+        let own = rows.values().filter(|row| row.tenant == tenant);
+        own.map(|row| row.bytes).sum()
+    }
+
     /// A caller's snapshots, oldest first.
     pub(crate) fn of(&self, caller: &Caller) -> Vec<SnapshotRow> {
         let visible = |row: &&SnapshotRow| row.tenant == caller.tenant;

@@ -10,6 +10,7 @@ pub(crate) use kept::Kept;
 
 use crate::EngineError;
 use crate::engine::Engine;
+use crate::observe::Operation;
 use crate::request::{
     Caller, DiskUsage, Fork, Forked, Rollback, RolledBack, Sandbox, Snapshot, TakeSnapshot, Tree,
 };
@@ -29,8 +30,10 @@ impl Engine {
     ) -> Result<Snapshot, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
+            let _using = engine.begin_use(&entry).await?;
             let _turn = entry.turn.lock().await;
-            engine.take_and_keep(&entry, request).await
+            let taking = engine.take_and_keep(&entry, request);
+            engine.observed(Operation::Snapshot, taking).await
         })
         .await
     }
@@ -103,8 +106,12 @@ impl Engine {
         request: Fork,
     ) -> Result<Forked, EngineError> {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
-        self.detached(move |engine| async move { engine.fork_entry(&entry, request).await })
-            .await
+        self.detached(move |engine| async move {
+            let _using = engine.begin_use(&entry).await?;
+            let forking = engine.fork_entry(&entry, request);
+            engine.observed(Operation::Fork, forking).await
+        })
+        .await
     }
 
     /// Puts a sandbox back into a kept state, under its id.
@@ -121,7 +128,8 @@ impl Engine {
         let snapshot = self.inner.kept.find(caller, &request.snapshot)?;
         self.detached(move |engine| async move {
             let _turn = entry.turn.lock().await;
-            let saved = engine.put_back(&entry, &snapshot, request.save).await?;
+            let going_back = engine.put_back(&entry, &snapshot, request.save);
+            let saved = engine.observed(Operation::Rollback, going_back).await?;
             let sandbox = entry.describe()?;
             Ok(RolledBack { sandbox, saved })
         })
@@ -136,7 +144,9 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
             let _turn = entry.turn.lock().await;
-            engine.put_on_disk(&entry).await?;
+            let _closed = entry.activity.close();
+            let pausing = engine.put_on_disk(&entry, None);
+            engine.observed(Operation::Pause, pausing).await?;
             entry.describe()
         })
         .await
@@ -150,7 +160,8 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
             let _turn = entry.turn.lock().await;
-            engine.take_off_disk(&entry).await?;
+            let resuming = engine.take_off_disk(&entry);
+            engine.observed(Operation::Resume, resuming).await?;
             entry.describe()
         })
         .await

@@ -7,11 +7,15 @@
 //! directory that no row names.
 
 use super::take::Taken;
+use crate::admission::{Admitted, Ask};
 use crate::bake::Ingredients;
 use crate::engine::{Change, Engine, Moved};
 use crate::lifecycle::Operation;
+use crate::limits::{check_limits, limits_json, limits_of};
 use crate::network::egress_json;
-use crate::request::{Caller, CreateSandbox, Fork, Forked, Sandbox, Snapshot, Start, TakeSnapshot};
+use crate::request::{
+    Caller, CreateSandbox, Fork, Forked, Lifetime, Sandbox, Snapshot, Start, TakeSnapshot,
+};
 use crate::sandboxes::Entry;
 use crate::shims::{Shim, ShimProcess, log_last_words};
 use crate::source::{Source, lay_out_disk};
@@ -100,10 +104,15 @@ impl Engine {
         }
         let row = self.inner.kept.find(caller, &reference)?;
         check_size(&row, &request)?;
+        check_limits(&request)?;
+        let size = Size::new(row.cpus, row.memory_mib);
+        let size = size.map_err(|error| EngineError::internal(&error))?;
+        let admitted = self.admit(Ask::for_new(caller, size)).await?;
         let _spawning = self.inner.pool.spawning();
         let stored = self.short(&row.id).await?;
         let disk_only = request.disk_only || row.kind == SnapshotKind::Disk;
         let origin = self.origin(&stored, disk_only).await?;
+        let _turn = admitted.turn().await?;
         let child = SandboxRow {
             name: request.name.as_ref().map(ToString::to_string),
             env: to_json(&request.env)?,
@@ -114,9 +123,11 @@ impl Engine {
                 Some(policy) => egress_json(policy)?,
                 None => row.egress.clone(),
             },
+            limits: limits_json(&request.limits.or(&limits_of(&row.limits)?))?,
+            lifetime: request.lifetime.row(),
             ..self.child_row(caller, &stored)?
         };
-        let made = self.make_child(child, &origin).await?;
+        let made = self.make_child(child, &origin, &admitted).await?;
         self.materialize_later(stored);
         Ok(made)
     }
@@ -134,8 +145,12 @@ impl Engine {
         &self,
         row: SandboxRow,
         origin: &Origin,
+        admitted: &Admitted,
     ) -> Result<Arc<Entry>, EngineError> {
         let parent = row.parent.clone();
+        if let Ok(id) = row.id.parse() {
+            admitted.becomes(&id);
+        }
         let entry = self.insert(row, None).await?;
         let _turn = entry.turn.lock().await;
         let up = async {
@@ -188,6 +203,8 @@ impl Engine {
             parent: entry.row().parent,
             template: row.template.clone(),
             egress: row.egress.clone(),
+            limits: row.limits.clone(),
+            lifetime: Lifetime::of(&row.lifetime).with(request.lifetime).row(),
             ..self.child_row(&Caller { tenant: row.tenant }, stored)?
         };
         let children = self
@@ -233,7 +250,7 @@ impl Engine {
                 tokio::spawn(async move {
                     // Never closed.
                     let _turn = turns.acquire().await;
-                    let made = engine.make_child(row, &origin).await?;
+                    let made = engine.make_admitted_child(row, &origin).await?;
                     if let Err(error) = engine.inherit_access(&parent, &made).await {
                         drop(engine.destroy(&made, "its fork failed").await);
                         return Err(error);
@@ -250,6 +267,26 @@ impl Engine {
         children
     }
 
+    /// One of many children: each counts for itself, and has its turn as it comes.
+    async fn make_admitted_child(
+        &self,
+        row: SandboxRow,
+        origin: &Origin,
+    ) -> Result<Arc<Entry>, EngineError> {
+        let size = Size::new(row.cpus, row.memory_mib);
+        let size = size.map_err(|error| EngineError::internal(&error))?;
+        let tenant = row.tenant.clone();
+        let ask = Ask {
+            tenant: &tenant,
+            size,
+            sandbox: None,
+            patient: true,
+        };
+        let admitted = self.admit(ask).await?;
+        let _turn = admitted.turn().await?;
+        self.make_child(row, origin, &admitted).await
+    }
+
     /// Puts a sandbox back into a kept state. The caller has its turn.
     pub(super) async fn put_back(
         &self,
@@ -259,12 +296,14 @@ impl Engine {
     ) -> Result<Option<Snapshot>, EngineError> {
         entry.check(Operation::RollBack)?;
         let row = entry.row();
+        let admitted = self.admit_own(entry).await?;
         let _spawning = self.inner.pool.spawning();
         let stored = self.short(&snapshot.id).await?;
         check_same(&row, snapshot, &stored)?;
         let origin = self
             .origin(&stored, snapshot.kind == SnapshotKind::Disk)
             .await?;
+        let _turn = admitted.turn().await?;
         let saved = match save {
             Some(name) => {
                 let request = TakeSnapshot {
@@ -284,7 +323,7 @@ impl Engine {
     }
 
     /// Lets a paused sandbox go on. The caller has its turn.
-    pub(super) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+    pub(crate) async fn take_off_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
         if entry.state() == SandboxState::Running {
             // Somebody was quicker: it does what was asked for.
             return Ok(());
@@ -292,12 +331,22 @@ impl Engine {
         entry.check(Operation::Resume)?;
         let row = entry.row();
         let paused_in = row.paused_in.clone().unwrap_or_default();
+        let admitted = self.admit_own(entry).await?;
         let _spawning = self.inner.pool.spawning();
         let stored = self.short(&paused_in).await?;
         let origin = self.origin(&stored, false).await?;
+        let _turn = admitted.turn().await?;
         let up = self.bring_up_origin(entry, &origin).await?;
         fault::point("resume.spawned");
         self.move_in(entry, up, row.parent, Why::Resumed).await
+    }
+
+    /// Lets a VM come up for a sandbox that exists.
+    async fn admit_own(&self, entry: &Arc<Entry>) -> Result<Admitted, EngineError> {
+        let row = entry.row();
+        let size = Size::new(row.cpus, row.memory_mib);
+        let size = size.map_err(|error| EngineError::internal(&error))?;
+        self.admit(Ask::for_own(&row.tenant, size, &entry.id)).await
     }
 
     /// The VM that is up is the sandbox's from now on; what it had before goes.

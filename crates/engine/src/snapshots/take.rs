@@ -69,6 +69,8 @@ impl Engine {
         {
             return Err(EngineError::SnapshotNameTaken(name.to_string()));
         }
+        let used = self.inner.kept.bytes_of(&tenant);
+        self.inner.admission.tenant_limits().check_snapshots(used)?;
         let id = ids::snapshot();
         let taken = self.take(entry, &id, request.kind, false).await?;
         let kept = self.keep_taken(entry, &id, request, &taken).await;
@@ -105,6 +107,7 @@ impl Engine {
             dirty_pages: cost.dirty_pages,
             clean: cost.clean,
             egress: sandbox.egress,
+            limits: sandbox.limits,
         };
         self.write_row(row.clone()).await?;
         // The row itself is the last that must be on the disk.
@@ -243,8 +246,13 @@ impl Engine {
         }
     }
 
-    /// Puts a running sandbox on disk. The caller has its turn.
-    pub(super) async fn put_on_disk(&self, entry: &Arc<Entry>) -> Result<(), EngineError> {
+    /// Puts a running sandbox on disk. The caller has its turn, and has closed it to new uses:
+    /// one that began now would be cut off.
+    pub(crate) async fn put_on_disk(
+        &self,
+        entry: &Arc<Entry>,
+        why: Option<&str>,
+    ) -> Result<(), EngineError> {
         entry.check(Operation::Pause)?;
         let shim = entry.in_use()?;
         let id = ids::snapshot();
@@ -252,7 +260,7 @@ impl Engine {
         let row = entry.row();
         let change = Change {
             state: SandboxState::Paused,
-            reason: None,
+            reason: why.map(str::to_owned),
             isolation: None,
             place: Some(Moved {
                 home: row.home,

@@ -31,17 +31,12 @@ pub(super) async fn forward(
         return ApiError::MethodNotAllowed { path, method }.into_response();
     }
     let shown = pass::take(&mut parts.uri, &mut parts.headers);
-    let allowed = engine.guest_port(
-        sandbox,
-        port,
-        &Pass {
-            caller,
-            tokens: shown.tokens,
-        },
-    );
-    let guest = match allowed {
+    let tokens = shown.tokens;
+    let pass = Pass { caller, tokens };
+    let allowed = engine.guest_port(sandbox, port, &pass);
+    let guest = match allowed.await {
         Ok(guest) => guest,
-        Err(refused) => return answerer.answer(trouble_of(refused)),
+        Err(refused) => return refuse(answerer, refused),
     };
     let host = host_of(&parts);
     let https = host
@@ -188,12 +183,13 @@ fn outward(answered: http::Response<GuestBody>) -> Response {
     Response::from_parts(parts, Body::new(body))
 }
 
-fn trouble_of(refused: Refused) -> Trouble {
-    match refused {
+fn refuse(answerer: &Answerer, refused: Refused) -> Response {
+    answerer.answer(match refused {
         Refused::Unknown => Trouble::Unknown,
         Refused::Forbidden => Trouble::Forbidden,
         Refused::Down(state) => Trouble::Down(state),
-    }
+        Refused::Failed(error) => return ApiError::from(error).into_response(),
+    })
 }
 
 fn trouble(error: &PortError) -> Trouble {

@@ -1,5 +1,7 @@
 //! Between the API's types and the engine's.
 
+pub(super) mod lifetime;
+mod limits;
 pub(super) mod network;
 pub(super) mod snapshots;
 
@@ -13,7 +15,7 @@ use pando_api::stream;
 use pando_engine::Port;
 use pando_engine::request as engine;
 use pando_types::limits::EXEC_STDIN_BYTES;
-use pando_types::{Name, SandboxId, Size, TemplateRef};
+use pando_types::{Lifespan, Name, SandboxId, Size, TemplateRef};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{Duration, SystemTime};
@@ -67,6 +69,7 @@ pub(super) fn create_sandbox(
         _ => {}
     }
     Ok(engine::CreateSandbox {
+        lifetime: lifetime::of_new(&request)?,
         template: request.template.as_deref().map(template_ref).transpose()?,
         from: request.from,
         disk_only: request.disk_only,
@@ -77,6 +80,7 @@ pub(super) fn create_sandbox(
         labels: request.labels,
         egress: request.egress.as_ref().map(network::egress).transpose()?,
         start,
+        limits: limits::limits(&request.limits)?,
     })
 }
 
@@ -117,6 +121,7 @@ pub(super) fn sandbox(urls: &Urls, sandbox: engine::Sandbox) -> api::Sandbox {
         name: sandbox.name.map(|name| name.to_string()),
         state: sandbox.state.to_string(),
         state_reason: sandbox.state_reason,
+        last_console: sandbox.last_console,
         template: sandbox.template.to_string(),
         parent: sandbox.parent.map(|parent| parent.to_string()),
         isolation: api::Isolation {
@@ -129,9 +134,21 @@ pub(super) fn sandbox(urls: &Urls, sandbox: engine::Sandbox) -> api::Sandbox {
         memory_mib: sandbox.size.memory_mib(),
         labels: sandbox.labels,
         egress: network::egress_of(&sandbox.egress),
+        limits: limits::limits_of(&sandbox.limits),
+        usage: sandbox.usage.map(limits::usage),
         created_at: timestamp(sandbox.created_at),
         started_at: sandbox.started_at.map(timestamp),
+        timeout_s: seconds(sandbox.lifetime.timeout),
+        expires_at: sandbox.expires_at.map(timestamp),
+        idle_timeout_s: seconds(sandbox.lifetime.idle_timeout),
+        last_used_at: timestamp(sandbox.last_used_at),
+        on_timeout: sandbox.lifetime.on_timeout.to_string(),
+        auto_resume: sandbox.lifetime.auto_resume,
     }
+}
+
+fn seconds(span: Option<Lifespan>) -> Option<f64> {
+    span.map(|span| span.get().as_secs_f64())
 }
 
 /// A port as the API says it.
@@ -219,6 +236,7 @@ pub(super) fn exec_result(result: engine::ExecResult) -> api::ExecResponse {
         duration_ms: result.duration.as_secs_f64() * 1e3,
         timed_out: result.exit.timed_out,
         truncated: result.truncated,
+        process_id: result.process_id,
     }
 }
 
@@ -273,6 +291,7 @@ pub(super) fn stream_start(request: stream::StreamRequest) -> Result<StreamStart
         command,
         tty,
         stdin: request.stdin,
+        request_id: request.request_id,
     }))
 }
 
@@ -368,6 +387,8 @@ pub(super) fn status(status: engine::Status) -> api::Status {
             .map(|(state, count)| (state.to_owned(), count))
             .collect(),
         pool: pool(status.pool),
+        starts_under_way: status.starts_under_way as u64,
+        starts_refused: status.starts_refused,
     }
 }
 

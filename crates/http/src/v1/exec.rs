@@ -15,8 +15,12 @@ pub(super) async fn exec(
     Target(sandbox): Target,
     JsonBody(request): JsonBody<api::ExecRequest>,
 ) -> Result<Json<api::ExecResponse>, ApiError> {
+    let request_id = request.request_id.clone();
     let (command, stdin) = convert::exec(request)?;
-    let result = api.engine.exec(&caller, &sandbox, command, stdin).await?;
+    let result = api
+        .engine
+        .exec(&caller, &sandbox, command, stdin, request_id)
+        .await?;
     Ok(Json(convert::exec_result(result)))
 }
 

@@ -4,6 +4,7 @@
 //! a handler does not compile.
 
 mod convert;
+mod events;
 mod exec;
 mod files;
 mod guest_file;
@@ -83,7 +84,7 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::ListFiles => on(filter, files::list),
         Operation::MakeDir => on(filter, files::make_dir),
         Operation::MoveFile => on(filter, files::move_file),
-        Operation::ListEvents => on(filter, server_info::events),
+        Operation::ListEvents => on(filter, events::events),
         Operation::ListTemplates => on(filter, server_info::templates),
         Operation::WarmTemplate => on(filter, server_info::warm),
         Operation::ChangeTemplate => on(filter, network::change_template),

@@ -1,4 +1,4 @@
-//! What sandboxes may reach, and what they do.
+//! What sandboxes may reach, and what they do; changes to a sandbox.
 
 use super::sandboxes::to_the_end;
 use super::{Api, convert};
@@ -7,16 +7,17 @@ use crate::json::{JsonBody, Target};
 use axum::extract::State;
 use axum::{Extension, Json};
 use pando_api as api;
-use pando_engine::request::Caller;
+use pando_engine::request::{Caller, LifetimeChange};
 use std::sync::Arc;
 
-/// Changes a sandbox.
+/// Changes a sandbox. Nothing is changed unless all of it is right.
 pub(super) async fn change(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
-    JsonBody(request): JsonBody<api::ChangeRequest>,
+    JsonBody(request): JsonBody<api::ChangeSandboxRequest>,
 ) -> Result<Json<api::Sandbox>, ApiError> {
+    let lifetime = convert::lifetime::change_of(&request)?;
     let egress = request
         .egress
         .as_ref()
@@ -24,10 +25,17 @@ pub(super) async fn change(
         .transpose()?;
     let urls = Arc::clone(&api.urls);
     let changed = to_the_end(async move {
-        match egress {
-            Some(policy) => api.engine.set_egress(&caller, &sandbox, policy).await,
-            None => api.engine.get(&caller, &sandbox).await,
+        let engine = &api.engine;
+        let id = engine.get(&caller, &sandbox).await?.id;
+        if let Some(policy) = egress {
+            engine.set_egress(&caller, id.as_str(), policy).await?;
         }
+        if lifetime != LifetimeChange::default() {
+            engine
+                .change_lifetime(&caller, id.as_str(), lifetime)
+                .await?;
+        }
+        engine.get(&caller, id.as_str()).await
     });
     Ok(Json(convert::sandbox(&urls, changed.await?)))
 }

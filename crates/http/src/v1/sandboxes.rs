@@ -2,7 +2,7 @@
 
 use super::{Api, convert};
 use crate::error::ApiError;
-use crate::json::{JsonBody, Target};
+use crate::json::{JsonBody, Params, Target};
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::{Extension, Json};
@@ -10,6 +10,7 @@ use http::StatusCode;
 use pando_api as api;
 use pando_engine::EngineError;
 use pando_engine::request::Caller;
+use serde::Deserialize;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -36,12 +37,24 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, Json(convert::sandbox(&api.urls, made))))
 }
 
+/// The query of `GET /v1/sandboxes`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    #[serde(default)]
+    usage: bool,
+}
+
 /// Lists the caller's sandboxes.
 pub(super) async fn list(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
+    Params(query): Params<ListQuery>,
 ) -> Result<Json<api::SandboxList>, ApiError> {
-    let sandboxes = api.engine.list(&caller).await?;
+    let sandboxes = match query.usage {
+        true => api.engine.list_with_usage(&caller).await?,
+        false => api.engine.list(&caller).await?,
+    };
     Ok(Json(api::SandboxList {
         sandboxes: sandboxes
             .into_iter()
@@ -56,7 +69,7 @@ pub(super) async fn get(
     Extension(caller): Extension<Caller>,
     Target(sandbox): Target,
 ) -> Result<Json<api::Sandbox>, ApiError> {
-    let found = api.engine.get(&caller, &sandbox).await?;
+    let found = api.engine.get_with_usage(&caller, &sandbox).await?;
     Ok(Json(convert::sandbox(&api.urls, found)))
 }
 

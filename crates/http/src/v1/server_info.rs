@@ -1,8 +1,8 @@
-//! The daemon itself: health, status, counters, journal, templates, documentation.
+//! The daemon itself: health, status, counters, templates, documentation.
 
 use super::{Api, convert, sandboxes};
 use crate::error::ApiError;
-use crate::json::{JsonBody, Params, Target};
+use crate::json::{JsonBody, Target};
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::{Extension, Json};
@@ -11,40 +11,6 @@ use pando_api as api;
 use pando_api::openapi;
 use pando_engine::BakeOptions;
 use pando_engine::request::Caller;
-use serde::Deserialize;
-
-/// Events in one answer when none is asked for.
-const DEFAULT_EVENTS: u32 = 100;
-
-/// Events in one answer at most: about 200 KiB.
-const MAX_EVENTS: u32 = 1000;
-
-/// The query of `GET /v1/events`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct EventQuery {
-    #[serde(default)]
-    after: u64,
-    limit: Option<u32>,
-}
-
-/// Reads the journal.
-pub(super) async fn events(
-    State(api): State<Api>,
-    Extension(caller): Extension<Caller>,
-    Params(query): Params<EventQuery>,
-) -> Result<Json<api::EventList>, ApiError> {
-    let limit = query.limit.unwrap_or(DEFAULT_EVENTS);
-    if limit == 0 || limit > MAX_EVENTS {
-        return Err(ApiError::BadParameter(format!(
-            "`limit` must be 1 to {MAX_EVENTS}"
-        )));
-    }
-    let events = api.engine.events(&caller, query.after, limit).await?;
-    Ok(Json(api::EventList {
-        events: events.into_iter().map(convert::event).collect(),
-    }))
-}
 
 /// Lists the templates.
 pub(super) async fn templates(

@@ -159,7 +159,7 @@ impl Pump<'_> {
     fn send_out(&mut self, socket: &mut tcp::Socket<'_>, waits: &mut Waits) -> Result<(), End> {
         let mut left = TURN_BYTES;
         while socket.can_recv() || self.inspector.is_some() {
-            let allowed = allowed(self.shared.bandwidth[0].as_ref(), left, waits);
+            let allowed = allowed(self.shared.bandwidth[0].get(), left, waits);
             if allowed == 0 {
                 break;
             }
@@ -289,7 +289,7 @@ impl Pump<'_> {
     fn bring_in(&mut self, socket: &mut tcp::Socket<'_>, waits: &mut Waits) -> Result<(), End> {
         let mut left = TURN_BYTES;
         while !self.host_ended && socket.can_send() {
-            let allowed = allowed(self.shared.bandwidth[1].as_ref(), left, waits);
+            let allowed = allowed(self.shared.bandwidth[1].get(), left, waits);
             if allowed == 0 {
                 break;
             }
@@ -337,7 +337,7 @@ impl Pump<'_> {
     fn count_sent(&self, count: usize) {
         add(&self.connection.sent_bytes, count);
         add(&self.shared.sums.sent_bytes, count);
-        if let Some(bucket) = &self.shared.bandwidth[0] {
+        if let Some(bucket) = self.shared.bandwidth[0].get() {
             bucket.use_up(count);
         }
     }
@@ -345,7 +345,7 @@ impl Pump<'_> {
     fn count_received(&self, count: usize) {
         add(&self.connection.received_bytes, count);
         add(&self.shared.sums.received_bytes, count);
-        if let Some(bucket) = &self.shared.bandwidth[1] {
+        if let Some(bucket) = self.shared.bandwidth[1].get() {
             bucket.use_up(count);
         }
     }

@@ -15,8 +15,13 @@ use ::landlock::{
     Ruleset as Builder, RulesetAttr, RulesetCreated, RulesetCreatedAttr, Scope,
 };
 
+use super::{Layer, Layers};
+
 /// The newest rights asked for. Raise it together with a test of what is new.
 const NEWEST: ABI = ABI::V6;
+
+/// The rights that [`Layer::Files`] stands for: those before truncation got one of its own.
+const FILES: ABI = ABI::V2;
 
 /// What a process may do with a path and everything below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,26 +144,39 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// Turns a policy into a ruleset of this kernel.
+    /// Turns a policy into a ruleset of this kernel, as far as `wanted` asks for it.
     ///
     /// # Errors
     /// Names the required path that is missing, or passes on the kernel's refusal.
     /// A kernel without landlock is no error: the layers are then empty.
-    pub fn new(policy: &Policy) -> Result<Self, RulesetError> {
-        let mut builder = Builder::default()
-            .set_compatibility(CompatLevel::BestEffort)
-            .handle_access(AccessFs::from_all(NEWEST))?
-            .scope(Scope::from_all(NEWEST))?;
-        if !policy.allow_tcp {
+    pub fn new(policy: &Policy, wanted: Layers) -> Result<Self, RulesetError> {
+        let files = files(wanted);
+        let scopes = scopes(wanted);
+        let tcp = wanted.has(Layer::NoTcp) && !policy.allow_tcp;
+        // Without a right that is handled there is no ruleset.
+        if !wanted.has(Layer::NoPtrace) || (files.is_empty() && scopes.is_empty() && !tcp) {
+            return Ok(Self {
+                descriptor: None,
+                layers: Vec::new(),
+            });
+        }
+        let mut builder = Builder::default().set_compatibility(CompatLevel::BestEffort);
+        if !files.is_empty() {
+            builder = builder.handle_access(files)?;
+        }
+        if !scopes.is_empty() {
+            builder = builder.scope(scopes)?;
+        }
+        if tcp {
             builder = builder.handle_access(AccessNet::from_all(NEWEST))?;
         }
         let mut created = builder.create()?;
-        for rule in &policy.rules {
-            created = add_rule(created, rule)?;
+        for rule in policy.rules.iter().filter(|_| !files.is_empty()) {
+            created = add_rule(created, rule, files)?;
         }
         Ok(Self {
             descriptor: created.into(),
-            layers: layers(abi(), policy.allow_tcp),
+            layers: layers(abi(), wanted, policy.allow_tcp),
         })
     }
 
@@ -193,7 +211,31 @@ impl Ruleset {
     }
 }
 
-fn add_rule(created: RulesetCreated, rule: &Rule) -> Result<RulesetCreated, RulesetError> {
+/// The rights on files that are not there unless a rule gives them.
+fn files(wanted: Layers) -> BitFlags<AccessFs> {
+    let rights = [
+        (Layer::Files, AccessFs::from_all(FILES)),
+        (Layer::Truncate, AccessFs::Truncate.into()),
+        (Layer::DeviceIoctl, AccessFs::IoctlDev.into()),
+    ];
+    let wanted = rights.iter().filter(|(layer, _)| wanted.has(*layer));
+    wanted.fold(BitFlags::empty(), |all, (_, rights)| all | *rights)
+}
+
+fn scopes(wanted: Layers) -> BitFlags<Scope> {
+    let scopes = [
+        (Layer::NoSignals, Scope::Signal),
+        (Layer::NoAbstractSockets, Scope::AbstractUnixSocket),
+    ];
+    let wanted = scopes.iter().filter(|(layer, _)| wanted.has(*layer));
+    wanted.fold(BitFlags::empty(), |all, (_, scope)| all | *scope)
+}
+
+fn add_rule(
+    created: RulesetCreated,
+    rule: &Rule,
+    handled: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
     let descriptor = match PathFd::new(&rule.path) {
         Ok(descriptor) => descriptor,
         Err(_) if !rule.required => return Ok(created),
@@ -204,7 +246,7 @@ fn add_rule(created: RulesetCreated, rule: &Rule) -> Result<RulesetCreated, Rule
             });
         }
     };
-    let mut rights = rule.access.rights();
+    let mut rights = rule.access.rights() & handled;
     if !rule.path.is_dir() {
         rights &= AccessFs::from_file(NEWEST);
     }
@@ -227,19 +269,21 @@ pub fn abi() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
-fn layers(abi: u32, allow_tcp: bool) -> Vec<String> {
-    let known = [
-        (1, "landlock-files"),
-        (3, "landlock-truncate"),
-        (4, "landlock-no-tcp"),
-        (5, "landlock-device-ioctl"),
-        (6, "landlock-no-signals"),
-        (6, "landlock-no-abstract-sockets"),
-    ];
-    known
-        .iter()
-        .filter(|(since, name)| abi >= *since && !(allow_tcp && *name == "landlock-no-tcp"))
-        .map(|(_, name)| (*name).to_owned())
+/// Names of what a kernel with this version enforces.
+fn layers(abi: u32, wanted: Layers, allow_tcp: bool) -> Vec<String> {
+    Layer::all()
+        .filter(|layer| (1..=abi).contains(&layer.landlock()) && wanted.has(*layer))
+        .filter(|layer| !(allow_tcp && *layer == Layer::NoTcp))
+        .map(|layer| layer.name().to_owned())
+        .collect()
+}
+
+/// The layers of landlock that this kernel does not have, by name.
+pub fn missing() -> Vec<&'static str> {
+    let abi = abi();
+    Layer::all()
+        .filter(|layer| layer.landlock() > abi)
+        .map(Layer::name)
         .collect()
 }
 
@@ -249,17 +293,42 @@ mod tests {
 
     #[test]
     fn layers_grow_with_the_kernel_and_shrink_with_what_is_allowed() {
-        assert!(layers(0, false).is_empty());
-        assert_eq!(layers(3, false), ["landlock-files", "landlock-truncate"]);
-        assert!(layers(6, false).contains(&"landlock-no-tcp".to_owned()));
-        assert!(!layers(6, true).contains(&"landlock-no-tcp".to_owned()));
+        assert!(layers(0, Layers::ALL, false).is_empty());
+        assert_eq!(
+            layers(3, Layers::ALL, false),
+            ["landlock-no-ptrace", "landlock-files", "landlock-truncate"]
+        );
+        let newest = |allow_tcp| layers(6, Layers::ALL, allow_tcp);
+        assert!(newest(false).contains(&"landlock-no-tcp".to_owned()));
+        assert!(!newest(true).contains(&"landlock-no-tcp".to_owned()));
+        let loose = layers(6, Layers::ALL.without(Layer::Truncate), true);
+        assert!(!loose.contains(&"landlock-truncate".to_owned()));
+    }
+
+    #[test]
+    fn with_its_layers_off_there_is_no_ruleset_to_put_on() {
+        let policy = Policy::new().allow_tcp();
+        let of = |layers: Layers| Ruleset::new(&policy, layers).unwrap();
+        assert!(of(Layers::NONE).layers().is_empty());
+        let only_tcp = Layers::ALL
+            .without(Layer::Files)
+            .without(Layer::NoSignals)
+            .without(Layer::NoAbstractSockets);
+        assert!(of(only_tcp).layers().is_empty());
+        assert!(of(only_tcp).raw_fd().is_none());
+        assert!(!of(Layers::ALL).layers().is_empty());
     }
 
     #[test]
     fn a_missing_required_path_is_named_and_a_missing_optional_one_is_skipped() {
         let missing = Path::new("/no/such/folder");
-        let error = Ruleset::new(&Policy::new().allow(missing, Access::Read)).unwrap_err();
+        let error =
+            Ruleset::new(&Policy::new().allow(missing, Access::Read), Layers::ALL).unwrap_err();
         assert!(error.to_string().contains("/no/such/folder"), "{error}");
-        Ruleset::new(&Policy::new().allow_if_present(missing, Access::Read)).unwrap();
+        Ruleset::new(
+            &Policy::new().allow_if_present(missing, Access::Read),
+            Layers::ALL,
+        )
+        .unwrap();
     }
 }

@@ -3,11 +3,15 @@
 //! Other threads of the parent may have held any lock at the fork, so nothing
 //! here allocates, locks or unwinds: raw system calls on memory laid out before.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use seccompiler::sock_filter;
+
 use super::Identity;
+use crate::jail::seccomp::set_own_pid;
 
 /// Everything the child touches, laid out by the parent.
 pub(super) struct Layout<'a> {
@@ -20,10 +24,14 @@ pub(super) struct Layout<'a> {
     pub(super) limits: &'a [(libc::__rlimit_resource_t, libc::rlimit)],
     pub(super) new_session: bool,
     pub(super) death_signal: Option<i32>,
+    pub(super) large_files_fail: bool,
     pub(super) parent_pid: i32,
     pub(super) identity: Option<Identity>,
     pub(super) landlock: Option<RawFd>,
-    pub(super) seccomp: Option<&'a [seccompiler::sock_filter]>,
+    pub(super) seccomp: Option<&'a [Cell<sock_filter>]>,
+    /// Whether the child may gain privileges by an exec.
+    pub(super) keeps_privileges: bool,
+    pub(super) group: Option<RawFd>,
     pub(super) report: RawFd,
 }
 
@@ -69,13 +77,42 @@ impl Step {
 
 /// Forks; returns the child's pid in the parent and never in the child.
 pub(super) fn fork(layout: &Layout<'_>) -> io::Result<i32> {
-    // SAFETY: the child runs only `run`, which keeps to async-signal-safe calls.
-    match unsafe { libc::fork() } {
+    let forked = match layout.group {
+        // SAFETY: the child runs only `run`, which keeps to async-signal-safe calls.
+        None => unsafe { libc::fork() },
+        Some(group) => fork_into(group),
+    };
+    match forked {
         -1 => Err(io::Error::last_os_error()),
         0 => run(layout),
         pid => Ok(pid),
     }
 }
+
+/// As `fork`, but the child begins in this control group (Linux 5.7). To move it there
+/// afterwards would wait for every CPU of the host, tens of milliseconds.
+fn fork_into(group: RawFd) -> i32 {
+    // SAFETY: an all-zero clone_args is a valid one: no flags, no addresses.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = CLONE_INTO_CGROUP;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    arguments.cgroup = group as u64;
+    // SAFETY: `arguments` is a clone_args of the size given. Without CLONE_VM and a stack
+    // of its own the child goes on with copies, as after fork. What glibc's fork does
+    // besides is for children that use its locks and handlers; this one runs only `run`,
+    // which keeps to system calls.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw const arguments,
+            size_of::<libc::clone_args>(),
+        )
+    };
+    result as i32
+}
+
+/// The kernel's `CLONE_INTO_CGROUP`, which is wider than libc's type for flags.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 fn run(layout: &Layout<'_>) -> ! {
     let Err((step, errno)) = prepare_and_exec(layout);
@@ -91,7 +128,7 @@ fn run(layout: &Layout<'_>) -> ! {
 type Failed = (Step, i32);
 
 fn prepare_and_exec(layout: &Layout<'_>) -> Result<std::convert::Infallible, Failed> {
-    reset_signals()?;
+    reset_signals(layout.large_files_fail)?;
     if layout.new_session {
         // SAFETY: takes no argument.
         check(Step::Session, unsafe { libc::setsid() })?;
@@ -112,7 +149,9 @@ fn prepare_and_exec(layout: &Layout<'_>) -> Result<std::convert::Infallible, Fai
     if let Some(signal) = layout.death_signal {
         tie_to_parent(signal, layout.parent_pid)?;
     }
-    prctl(Step::NoNewPrivileges, libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    if !layout.keeps_privileges {
+        prctl(Step::NoNewPrivileges, libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    }
     if let Some(ruleset) = layout.landlock {
         // SAFETY: a descriptor number and flags; no memory is passed.
         let result = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) };
@@ -134,12 +173,15 @@ fn prepare_and_exec(layout: &Layout<'_>) -> Result<std::convert::Infallible, Fai
 }
 
 /// Rust ignores SIGPIPE and the parent may block others; exec would pass both on.
-fn reset_signals() -> Result<(), Failed> {
+fn reset_signals(large_files_fail: bool) -> Result<(), Failed> {
     // SAFETY: an all-zero sigset_t is a valid, empty set on Linux, and `signal`
-    // with SIG_DFL installs no code.
+    // with SIG_DFL or SIG_IGN installs no code.
     unsafe {
         let empty: libc::sigset_t = std::mem::zeroed();
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        if large_files_fail {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
         check(
             Step::Signals,
             libc::sigprocmask(libc::SIG_SETMASK, &empty, std::ptr::null_mut()),
@@ -212,9 +254,12 @@ fn tie_to_parent(signal: i32, parent_pid: i32) -> Result<(), Failed> {
     Ok(())
 }
 
-fn install_filter(program: &[seccompiler::sock_filter]) -> Result<(), Failed> {
+fn install_filter(program: &[Cell<sock_filter>]) -> Result<(), Failed> {
+    // SAFETY: takes no argument.
+    set_own_pid(program, unsafe { libc::getpid() }.unsigned_abs());
     let filter = libc::sock_fprog {
         len: program.len() as libc::c_ushort,
+        // A `Cell` is laid out as what is in it.
         filter: program.as_ptr().cast_mut().cast(),
     };
     // SAFETY: `filter` points to `len` instructions (the length was checked when

@@ -25,8 +25,10 @@ use std::path::{Path, PathBuf};
 
 pub use exit::{Child, ChildExit};
 
-use crate::jail::{landlock::Ruleset, seccomp::Program};
+use crate::jail::{Layer, Layers, landlock::Ruleset, seccomp::Program};
 use child::{Layout, Step};
+use seccompiler::sock_filter;
+use std::cell::Cell;
 
 /// Highest descriptor number a child may be given. Far more than any VMM
 /// needs, and low enough that the copies made above it stay below the common
@@ -90,10 +92,13 @@ pub struct Spawn {
     descriptors: Vec<(OwnedFd, RawFd)>,
     new_session: bool,
     death_signal: Option<i32>,
+    large_files_fail: bool,
     identity: Option<Identity>,
     limits: Vec<Limit>,
     landlock: Option<Ruleset>,
     seccomp: Option<Program>,
+    layers: Layers,
+    group: Option<OwnedFd>,
 }
 
 impl Spawn {
@@ -107,11 +112,21 @@ impl Spawn {
             descriptors: Vec::new(),
             new_session: false,
             death_signal: None,
+            large_files_fail: false,
             identity: None,
             limits: Vec::new(),
             landlock: None,
             seccomp: None,
+            layers: Layers::ALL,
+            group: None,
         }
+    }
+
+    /// Of `no_new_privs` and the limits, keeps what is among these layers. Without this both
+    /// are there: only a test of what they stop has a reason to take one off.
+    pub fn layers(mut self, layers: Layers) -> Self {
+        self.layers = layers;
+        self
     }
 
     /// Adds an argument.
@@ -163,6 +178,13 @@ impl Spawn {
         self
     }
 
+    /// Has the child ignore `SIGXFSZ`: a write past its limit of bytes in a file fails with
+    /// `EFBIG` and does not end it.
+    pub fn large_files_fail(mut self) -> Self {
+        self.large_files_fail = true;
+        self
+    }
+
     /// Has the child become another user, which needs privilege.
     pub fn identity(mut self, identity: Identity) -> Self {
         self.identity = Some(identity);
@@ -184,6 +206,13 @@ impl Spawn {
     /// Installs a system call filter as the last thing before exec.
     pub fn seccomp(mut self, program: Program) -> Self {
         self.seccomp = Some(program);
+        self
+    }
+
+    /// Has the child be born in the control group whose directory this is
+    /// ([`crate::cgroup::Cgroups::create`]): it is never outside of it.
+    pub fn group(mut self, directory: OwnedFd) -> Self {
+        self.group = Some(directory);
         self
     }
 
@@ -227,6 +256,8 @@ struct Prepared {
     /// Numbers below the highest target that the child must not have.
     gaps: Vec<RawFd>,
     limits: Vec<(libc::__rlimit_resource_t, libc::rlimit)>,
+    /// The child changes it, in its own copy of this memory.
+    seccomp: Option<Vec<Cell<sock_filter>>>,
 }
 
 impl Prepared {
@@ -251,7 +282,12 @@ impl Prepared {
                 .transpose()?,
             copies,
             gaps,
-            limits: rlimits(&spawn.limits),
+            limits: if spawn.layers.has(Layer::Limits) {
+                rlimits(&spawn.limits)
+            } else {
+                Vec::new()
+            },
+            seccomp: spawn.seccomp.as_ref().map(Program::instructions),
         })
     }
 
@@ -266,10 +302,13 @@ impl Prepared {
             limits: &self.limits,
             new_session: spawn.new_session,
             death_signal: spawn.death_signal,
+            large_files_fail: spawn.large_files_fail,
             parent_pid: rustix::process::getpid().as_raw_nonzero().get(),
             identity: spawn.identity,
             landlock: spawn.landlock.as_ref().and_then(Ruleset::raw_fd),
-            seccomp: spawn.seccomp.as_ref().map(Program::instructions),
+            seccomp: self.seccomp.as_deref(),
+            keeps_privileges: !spawn.layers.has(Layer::NoNewPrivileges),
+            group: spawn.group.as_ref().map(AsRawFd::as_raw_fd),
             report,
         }
     }

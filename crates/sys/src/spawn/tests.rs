@@ -208,7 +208,7 @@ fn landlock_lets_through_what_is_named_and_nothing_else() {
     let policy = system_paths(Policy::new())
         .allow(&path("read"), Access::Read)
         .allow(&path("write"), Access::Write);
-    let ruleset = Ruleset::new(&policy).unwrap();
+    let ruleset = Ruleset::new(&policy, Layers::ALL).unwrap();
     assert!(
         !ruleset.layers().is_empty(),
         "these tests need a kernel with landlock"

@@ -18,8 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::QemuVersion;
 use crate::qemu::CPU_MODEL_KVM;
 
-/// How long the guest may take. It takes 50 to 100 ms.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the guest may take. It takes 50 to 100 ms; but in a VM on a busy host, while
+/// the machine comes up, more than 2 s were seen, and what is found holds until the next boot.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between two looks at it.
 const PROBE_POLL: Duration = Duration::from_millis(5);

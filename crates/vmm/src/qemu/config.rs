@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use pando_sys::spawn::Identity;
+use pando_sys::jail::Layers;
 use pando_types::{Accelerator, Size};
 
 /// Where a VM comes from.
@@ -66,24 +66,9 @@ pub struct Channels {
     pub ctl: OwnedFd,
     /// Stream pair of the port `pando.data`.
     pub data: OwnedFd,
-    /// Datagram pair of the network card: one Ethernet frame each.
+    /// Pair of the network card, which keeps the bounds of what is written: one Ethernet
+    /// frame each. Of kind `SOCK_SEQPACKET`, which takes no address of another socket.
     pub nic: OwnedFd,
-}
-
-/// What confines QEMU.
-#[derive(Clone, Debug)]
-pub enum Jail {
-    /// Everything the kernel offers: landlock, seccomp, QEMU's own sandbox and,
-    /// where an identity is given, another user.
-    Strict {
-        /// The user that QEMU runs as; needs privilege.
-        identity: Option<Identity>,
-    },
-    /// Nothing but no-new-privileges and QEMU's own sandbox.
-    Off {
-        /// Why, for whoever reads the call.
-        reason: &'static str,
-    },
 }
 
 /// Everything a QEMU needs to start.
@@ -112,8 +97,8 @@ pub struct QemuConfig {
     pub slot: PathBuf,
     /// Log of the guest's console, written by this process and bounded.
     pub console: PathBuf,
-    /// What confines QEMU.
-    pub jail: Jail,
+    /// What confines QEMU beside its own sandbox; its account is this process's.
+    pub jail: Layers,
     /// The library of `crates/preload`, by an absolute path: with it the kernel tracks what
     /// the VM writes. A path that the loader would take apart is not used.
     pub preload: Option<PathBuf>,

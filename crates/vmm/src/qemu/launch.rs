@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 
+use pando_sys::jail::Layer;
 use pando_sys::jail::landlock::{Access, Policy, Ruleset};
 use pando_sys::jail::seccomp::Program;
 use pando_sys::spawn::{Child, Limit, Spawn};
@@ -15,7 +16,7 @@ use pando_types::{Accelerator, Size};
 use tokio::net::UnixStream;
 
 use super::arguments::{arguments, descriptor};
-use super::config::{Channels, Jail, QemuConfig, Start};
+use super::config::{Channels, QemuConfig, Start};
 use crate::error::LaunchError;
 
 /// Descriptors that QEMU may have open: a few dozen, and for each disk layer one, or three
@@ -62,6 +63,8 @@ pub(super) fn launch(config: &QemuConfig) -> Result<Launched, LaunchError> {
         .current_dir(&config.slot)
         .new_session()
         .death_signal(SIGKILL)
+        // A limit of its files may come later; see `Qemu::limit_file_bytes`.
+        .large_files_fail()
         .limit(Limit::OpenFiles(OPEN_FILES))
         .descriptor(stdout_theirs, 1)
         .descriptor(stderr_theirs, 2)
@@ -132,17 +135,21 @@ fn socket_pair() -> Result<(UnixStream, OwnedFd), LaunchError> {
 }
 
 fn jail(spawn: Spawn, config: &QemuConfig) -> Result<(Spawn, Vec<String>), LaunchError> {
-    let mut layers = vec!["no-new-privileges".to_owned(), "qemu-sandbox".to_owned()];
-    let Jail::Strict { identity } = &config.jail else {
-        return Ok((spawn, layers));
-    };
-    let ruleset = Ruleset::new(&policy(config))?;
-    layers.push("seccomp".to_owned());
+    let wanted = config.jail;
+    let ours = [Layer::NoNewPrivileges, Layer::Limits, Layer::Seccomp];
+    let mut layers: Vec<String> = std::iter::once("qemu-sandbox")
+        .chain(
+            ours.into_iter()
+                .filter(|layer| wanted.has(*layer))
+                .map(Layer::name),
+        )
+        .map(str::to_owned)
+        .collect();
+    let ruleset = Ruleset::new(&policy(config), wanted)?;
     layers.extend(ruleset.layers().iter().cloned());
-    let mut spawn = spawn.landlock(ruleset).seccomp(Program::vmm()?);
-    if let Some(identity) = identity {
-        layers.push(format!("uid {}", identity.uid));
-        spawn = spawn.identity(*identity);
+    let mut spawn = spawn.layers(wanted).landlock(ruleset);
+    if wanted.has(Layer::Seccomp) {
+        spawn = spawn.seccomp(Program::vmm()?);
     }
     Ok((spawn, layers))
 }
@@ -205,6 +212,8 @@ fn policy(config: &QemuConfig) -> Policy {
 mod tests {
     use std::path::PathBuf;
 
+    use pando_sys::jail::Layers;
+
     use super::*;
 
     fn config(folder: &Path) -> QemuConfig {
@@ -227,7 +236,7 @@ mod tests {
             },
             slot: path("slot"),
             console: path("console"),
-            jail: Jail::Strict { identity: None },
+            jail: Layers::ALL,
             preload: None,
             tb_size_mib: 64,
         }

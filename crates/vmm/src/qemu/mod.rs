@@ -5,6 +5,7 @@ mod command_line;
 mod config;
 mod console;
 mod launch;
+mod limits;
 mod qmp;
 
 use std::fs::File;
@@ -26,7 +27,8 @@ pub use arguments::{
     CPU_MODEL_KVM, CPU_MODEL_TCG, DEVICE_SET, TB_SIZE_MIB, TIMER_MULT, machine_properties,
 };
 pub use command_line::{BakePoint, CommandLine};
-pub use config::{Binding, Channels, Jail, QemuConfig, Start};
+pub use config::{Binding, Channels, QemuConfig, Start};
+pub use limits::DiskRates;
 
 use crate::error::{LaunchError, VmmError};
 use crate::event::{ShutdownReason, VmEvent, VmExit};

@@ -9,10 +9,11 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pando_sys::jail::Layers;
 use pando_types::{Accelerator, Size};
 use pando_vmm::detect::{self, AcceleratorWish, QemuVersion};
 use pando_vmm::qemu::TB_SIZE_MIB;
-use pando_vmm::{Channels, Jail, LaunchError, Qemu, QemuConfig, Start, Vmm, qcow2};
+use pando_vmm::{Channels, LaunchError, Qemu, QemuConfig, Start, Vmm, qcow2};
 
 const BINARY: &str = "/usr/bin/qemu-system-x86_64";
 
@@ -162,7 +163,7 @@ impl World {
             },
             slot: self.path("slot"),
             console: self.path("console"),
-            jail: Jail::Strict { identity: None },
+            jail: Layers::ALL,
             preload: Some(preload()),
             tb_size_mib: TB_SIZE_MIB,
         })

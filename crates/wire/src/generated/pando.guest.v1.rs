@@ -1578,6 +1578,37 @@ pub struct Resume {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_default_enum_value"
     )]
     pub step: ::buffa::EnumValue<resume::Step>,
+    /// What user processes may use, from now on; 0 is what the agent gives them by itself.
+    /// Root in the guest can undo it: what protects the host is around the VM.
+    ///
+    /// Field 20: `processes_max`
+    #[serde(
+        rename = "processesMax",
+        alias = "processes_max",
+        with = "::buffa::json_helpers::uint32",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
+    )]
+    pub processes_max: u32,
+    /// Files that one process may have open.
+    ///
+    /// Field 21: `open_files_max`
+    #[serde(
+        rename = "openFilesMax",
+        alias = "open_files_max",
+        with = "::buffa::json_helpers::uint32",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
+    )]
+    pub open_files_max: u32,
+    /// Bytes that the writable disk may hold.
+    ///
+    /// Field 22: `disk_bytes_max`
+    #[serde(
+        rename = "diskBytesMax",
+        alias = "disk_bytes_max",
+        with = "::buffa::json_helpers::uint64",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u64"
+    )]
+    pub disk_bytes_max: u64,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -1594,6 +1625,9 @@ impl ::core::fmt::Debug for Resume {
             .field("access_token", &self.access_token)
             .field("mount", &self.mount)
             .field("step", &self.step)
+            .field("processes_max", &self.processes_max)
+            .field("open_files_max", &self.open_files_max)
+            .field("disk_bytes_max", &self.disk_bytes_max)
             .finish()
     }
 }
@@ -1657,6 +1691,17 @@ impl ::buffa::Message for Resume {
                 size += 1u64 + ::buffa::types::int32_encoded_len(val) as u64;
             }
         }
+        if self.processes_max != 0u32 {
+            size += 2u64 + ::buffa::types::uint32_encoded_len(self.processes_max) as u64;
+        }
+        if self.open_files_max != 0u32 {
+            size
+                += 2u64 + ::buffa::types::uint32_encoded_len(self.open_files_max) as u64;
+        }
+        if self.disk_bytes_max != 0u64 {
+            size
+                += 2u64 + ::buffa::types::uint64_encoded_len(self.disk_bytes_max) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -1698,6 +1743,15 @@ impl ::buffa::Message for Resume {
             if val != 0 {
                 ::buffa::types::put_int32_field(9u32, val, buf);
             }
+        }
+        if self.processes_max != 0u32 {
+            ::buffa::types::put_uint32_field(20u32, self.processes_max, buf);
+        }
+        if self.open_files_max != 0u32 {
+            ::buffa::types::put_uint32_field(21u32, self.open_files_max, buf);
+        }
+        if self.disk_bytes_max != 0u64 {
+            ::buffa::types::put_uint64_field(22u32, self.disk_bytes_max, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -1779,6 +1833,27 @@ impl ::buffa::Message for Resume {
                 )?;
                 self.step = ::buffa::EnumValue::from(::buffa::types::decode_int32(buf)?);
             }
+            20u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.processes_max = ::buffa::types::decode_uint32(buf)?;
+            }
+            21u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.open_files_max = ::buffa::types::decode_uint32(buf)?;
+            }
+            22u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_bytes_max = ::buffa::types::decode_uint64(buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -1796,6 +1871,9 @@ impl ::buffa::Message for Resume {
         self.access_token.clear();
         self.mount = false;
         self.step = ::buffa::EnumValue::from(0);
+        self.processes_max = 0u32;
+        self.open_files_max = 0u32;
+        self.disk_bytes_max = 0u64;
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -5540,6 +5618,19 @@ pub mod __buffa {
             ///
             /// Field 9: `step`
             pub step: ::buffa::EnumValue<super::super::resume::Step>,
+            /// What user processes may use, from now on; 0 is what the agent gives them by itself.
+            /// Root in the guest can undo it: what protects the host is around the VM.
+            ///
+            /// Field 20: `processes_max`
+            pub processes_max: u32,
+            /// Files that one process may have open.
+            ///
+            /// Field 21: `open_files_max`
+            pub open_files_max: u32,
+            /// Bytes that the writable disk may hold.
+            ///
+            /// Field 22: `disk_bytes_max`
+            pub disk_bytes_max: u64,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ResumeView<'a> {
@@ -5636,6 +5727,27 @@ pub mod __buffa {
                             ::buffa::types::decode_int32(&mut cur)?,
                         );
                     }
+                    20u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.processes_max = ::buffa::types::decode_uint32(&mut cur)?;
+                    }
+                    21u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.open_files_max = ::buffa::types::decode_uint32(&mut cur)?;
+                    }
+                    22u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_bytes_max = ::buffa::types::decode_uint64(&mut cur)?;
+                    }
                     6u32 => {
                         ::buffa::encoding::check_wire_type(
                             tag,
@@ -5715,6 +5827,9 @@ pub mod __buffa {
                     access_token: self.access_token.to_string(),
                     mount: self.mount,
                     step: self.step,
+                    processes_max: self.processes_max,
+                    open_files_max: self.open_files_max,
+                    disk_bytes_max: self.disk_bytes_max,
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -5781,6 +5896,24 @@ pub mod __buffa {
                         size += 1u64 + ::buffa::types::int32_encoded_len(val) as u64;
                     }
                 }
+                if self.processes_max != 0u32 {
+                    size
+                        += 2u64
+                            + ::buffa::types::uint32_encoded_len(self.processes_max)
+                                as u64;
+                }
+                if self.open_files_max != 0u32 {
+                    size
+                        += 2u64
+                            + ::buffa::types::uint32_encoded_len(self.open_files_max)
+                                as u64;
+                }
+                if self.disk_bytes_max != 0u64 {
+                    size
+                        += 2u64
+                            + ::buffa::types::uint64_encoded_len(self.disk_bytes_max)
+                                as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -5841,6 +5974,15 @@ pub mod __buffa {
                     if val != 0 {
                         ::buffa::types::put_int32_field(9u32, val, buf);
                     }
+                }
+                if self.processes_max != 0u32 {
+                    ::buffa::types::put_uint32_field(20u32, self.processes_max, buf);
+                }
+                if self.open_files_max != 0u32 {
+                    ::buffa::types::put_uint32_field(21u32, self.open_files_max, buf);
+                }
+                if self.disk_bytes_max != 0u64 {
+                    ::buffa::types::put_uint64_field(22u32, self.disk_bytes_max, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -5914,6 +6056,27 @@ pub mod __buffa {
                 }
                 if !::buffa::json_helpers::skip_if::is_default_enum_value(&self.step) {
                     __map.serialize_entry("step", &self.step)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u32(&self.processes_max) {
+                    __map
+                        .serialize_entry(
+                            "processesMax",
+                            &::buffa::json_helpers::ProtoJson(&self.processes_max),
+                        )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u32(&self.open_files_max) {
+                    __map
+                        .serialize_entry(
+                            "openFilesMax",
+                            &::buffa::json_helpers::ProtoJson(&self.open_files_max),
+                        )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_zero_u64(&self.disk_bytes_max) {
+                    __map
+                        .serialize_entry(
+                            "diskBytesMax",
+                            &::buffa::json_helpers::ProtoJson(&self.disk_bytes_max),
+                        )?;
                 }
                 __map.end()
             }
@@ -6069,6 +6232,28 @@ pub mod __buffa {
             #[must_use]
             pub fn step(&self) -> ::buffa::EnumValue<super::super::resume::Step> {
                 self.0.reborrow().step
+            }
+            /// What user processes may use, from now on; 0 is what the agent gives them by itself.
+            /// Root in the guest can undo it: what protects the host is around the VM.
+            ///
+            /// Field 20: `processes_max`
+            #[must_use]
+            pub fn processes_max(&self) -> u32 {
+                self.0.reborrow().processes_max
+            }
+            /// Files that one process may have open.
+            ///
+            /// Field 21: `open_files_max`
+            #[must_use]
+            pub fn open_files_max(&self) -> u32 {
+                self.0.reborrow().open_files_max
+            }
+            /// Bytes that the writable disk may hold.
+            ///
+            /// Field 22: `disk_bytes_max`
+            #[must_use]
+            pub fn disk_bytes_max(&self) -> u64 {
+                self.0.reborrow().disk_bytes_max
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<ResumeView<'static>>>

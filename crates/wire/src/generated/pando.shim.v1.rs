@@ -630,6 +630,14 @@ pub struct ClaimRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_unset_message_field"
     )]
     pub network: ::buffa::MessageField<NetworkPolicy, ::buffa::Inline<NetworkPolicy>>,
+    /// What it may use of the host; no limits without it.
+    ///
+    /// Field 20: `limits`
+    #[serde(
+        rename = "limits",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_unset_message_field"
+    )]
+    pub limits: ::buffa::MessageField<Limits, ::buffa::Inline<Limits>>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -643,6 +651,7 @@ impl ::core::fmt::Debug for ClaimRequest {
             .field("bind", &self.bind)
             .field("sandbox_id", &self.sandbox_id)
             .field("network", &self.network)
+            .field("limits", &self.limits)
             .finish()
     }
 }
@@ -704,6 +713,14 @@ impl ::buffa::Message for ClaimRequest {
                 += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
                     + inner_size as u64;
         }
+        if self.limits.is_set() {
+            let __slot = __cache.reserve();
+            let inner_size = self.limits.compute_size(__cache);
+            __cache.set(__slot, inner_size);
+            size
+                += 2u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
+                    + inner_size as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -743,6 +760,14 @@ impl ::buffa::Message for ClaimRequest {
                 buf,
             );
             self.network.write_to(__cache, buf);
+        }
+        if self.limits.is_set() {
+            ::buffa::types::put_len_delimited_header(
+                20u32,
+                u64::from(__cache.consume_next()),
+                buf,
+            );
+            self.limits.write_to(__cache, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -811,6 +836,17 @@ impl ::buffa::Message for ClaimRequest {
                     ctx,
                 )?;
             }
+            20u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::Message::merge_length_delimited(
+                    self.limits.get_or_insert_default(),
+                    buf,
+                    ctx,
+                )?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -825,6 +861,7 @@ impl ::buffa::Message for ClaimRequest {
         self.bind = ::buffa::MessageField::none();
         self.sandbox_id.clear();
         self.network = ::buffa::MessageField::none();
+        self.limits = ::buffa::MessageField::none();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -855,6 +892,338 @@ pub const __CLAIM_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buf
     type_url: "type.googleapis.com/pando.shim.v1.ClaimRequest",
     to_json: ::buffa::type_registry::any_to_json::<ClaimRequest>,
     from_json: ::buffa::type_registry::any_from_json::<ClaimRequest>,
+    is_wkt: false,
+};
+/// What a sandbox may use; what is absent is not limited.
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize, ::serde::Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Of one CPU of the host, where that is less than all of its own.
+    ///
+    /// Field 1: `cpu_percent`
+    #[serde(
+        rename = "cpuPercent",
+        alias = "cpu_percent",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub cpu_percent: ::core::option::Option<u32>,
+    /// Field 2: `processes`
+    #[serde(
+        rename = "processes",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub processes: ::core::option::Option<u32>,
+    /// Field 3: `disk_mib`
+    #[serde(
+        rename = "diskMib",
+        alias = "disk_mib",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub disk_mib: ::core::option::Option<u32>,
+    /// Field 4: `disk_mib_s`
+    #[serde(
+        rename = "diskMibS",
+        alias = "disk_mib_s",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub disk_mib_s: ::core::option::Option<u32>,
+    /// Field 5: `disk_iops`
+    #[serde(
+        rename = "diskIops",
+        alias = "disk_iops",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub disk_iops: ::core::option::Option<u32>,
+    /// Field 6: `net_mib_s`
+    #[serde(
+        rename = "netMibS",
+        alias = "net_mib_s",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub net_mib_s: ::core::option::Option<u32>,
+    /// Field 7: `open_files`
+    #[serde(
+        rename = "openFiles",
+        alias = "open_files",
+        with = "::buffa::json_helpers::opt_uint32",
+        skip_serializing_if = "::core::option::Option::is_none"
+    )]
+    pub open_files: ::core::option::Option<u32>,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for Limits {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("Limits")
+            .field("cpu_percent", &self.cpu_percent)
+            .field("processes", &self.processes)
+            .field("disk_mib", &self.disk_mib)
+            .field("disk_mib_s", &self.disk_mib_s)
+            .field("disk_iops", &self.disk_iops)
+            .field("net_mib_s", &self.net_mib_s)
+            .field("open_files", &self.open_files)
+            .finish()
+    }
+}
+impl Limits {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Limits";
+}
+impl Limits {
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::cpu_percent`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_cpu_percent(mut self, value: u32) -> Self {
+        self.cpu_percent = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::processes`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_processes(mut self, value: u32) -> Self {
+        self.processes = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::disk_mib`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_disk_mib(mut self, value: u32) -> Self {
+        self.disk_mib = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::disk_mib_s`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_disk_mib_s(mut self, value: u32) -> Self {
+        self.disk_mib_s = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::disk_iops`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_disk_iops(mut self, value: u32) -> Self {
+        self.disk_iops = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::net_mib_s`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_net_mib_s(mut self, value: u32) -> Self {
+        self.net_mib_s = Some(value);
+        self
+    }
+    #[must_use = "with_* setters return `self` by value; assign or chain the result"]
+    #[inline]
+    ///Sets [`Self::open_files`] to `Some(value)`, consuming and returning `self`.
+    pub fn with_open_files(mut self, value: u32) -> Self {
+        self.open_files = Some(value);
+        self
+    }
+}
+::buffa::impl_default_instance!(Limits);
+impl ::buffa::MessageName for Limits {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "Limits";
+    const FULL_NAME: &'static str = "pando.shim.v1.Limits";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Limits";
+}
+impl ::buffa::Message for Limits {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if let Some(v) = self.cpu_percent {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.processes {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.disk_mib {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.disk_mib_s {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.disk_iops {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.net_mib_s {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        if let Some(v) = self.open_files {
+            size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+        }
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        _cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if let Some(v) = self.cpu_percent {
+            ::buffa::types::put_uint32_field(1u32, v, buf);
+        }
+        if let Some(v) = self.processes {
+            ::buffa::types::put_uint32_field(2u32, v, buf);
+        }
+        if let Some(v) = self.disk_mib {
+            ::buffa::types::put_uint32_field(3u32, v, buf);
+        }
+        if let Some(v) = self.disk_mib_s {
+            ::buffa::types::put_uint32_field(4u32, v, buf);
+        }
+        if let Some(v) = self.disk_iops {
+            ::buffa::types::put_uint32_field(5u32, v, buf);
+        }
+        if let Some(v) = self.net_mib_s {
+            ::buffa::types::put_uint32_field(6u32, v, buf);
+        }
+        if let Some(v) = self.open_files {
+            ::buffa::types::put_uint32_field(7u32, v, buf);
+        }
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.cpu_percent = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.processes = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            3u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_mib = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_mib_s = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            5u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.disk_iops = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            6u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.net_mib_s = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            7u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::Varint,
+                )?;
+                self.open_files = ::core::option::Option::Some(
+                    ::buffa::types::decode_uint32(buf)?,
+                );
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.cpu_percent = ::core::option::Option::None;
+        self.processes = ::core::option::Option::None;
+        self.disk_mib = ::core::option::Option::None;
+        self.disk_mib_s = ::core::option::Option::None;
+        self.disk_iops = ::core::option::Option::None;
+        self.net_mib_s = ::core::option::Option::None;
+        self.open_files = ::core::option::Option::None;
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for Limits {
+    const PROTO_FQN: &'static str = "pando.shim.v1.Limits";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for Limits {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __LIMITS_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.Limits",
+    to_json: ::buffa::type_registry::any_to_json::<Limits>,
+    from_json: ::buffa::type_registry::any_from_json::<Limits>,
     is_wkt: false,
 };
 #[derive(Clone, PartialEq, Default)]
@@ -3463,6 +3832,16 @@ pub struct ExecRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u64"
     )]
     pub output_limit_bytes: u64,
+    /// Names the request, for who asks again; empty: it is a new one each time.
+    ///
+    /// Field 4: `request_id`
+    #[serde(
+        rename = "requestId",
+        alias = "request_id",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub request_id: ::buffa::alloc::string::String,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -3473,6 +3852,7 @@ impl ::core::fmt::Debug for ExecRequest {
             .field("command", &self.command)
             .field("stdin", &self.stdin)
             .field("output_limit_bytes", &self.output_limit_bytes)
+            .field("request_id", &self.request_id)
             .finish()
     }
 }
@@ -3519,6 +3899,9 @@ impl ::buffa::Message for ExecRequest {
                 += 1u64
                     + ::buffa::types::uint64_encoded_len(self.output_limit_bytes) as u64;
         }
+        if !self.request_id.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.request_id) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -3542,6 +3925,9 @@ impl ::buffa::Message for ExecRequest {
         }
         if self.output_limit_bytes != 0u64 {
             ::buffa::types::put_uint64_field(3u32, self.output_limit_bytes, buf);
+        }
+        if !self.request_id.is_empty() {
+            ::buffa::types::put_string_field(4u32, &self.request_id, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -3581,6 +3967,13 @@ impl ::buffa::Message for ExecRequest {
                 )?;
                 self.output_limit_bytes = ::buffa::types::decode_uint64(buf)?;
             }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.request_id, buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -3592,6 +3985,7 @@ impl ::buffa::Message for ExecRequest {
         self.command = ::buffa::MessageField::none();
         self.stdin.clear();
         self.output_limit_bytes = 0u64;
+        self.request_id.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -3624,6 +4018,265 @@ pub const __EXEC_REQUEST_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buff
     from_json: ::buffa::type_registry::any_from_json::<ExecRequest>,
     is_wkt: false,
 };
+#[derive(Clone, PartialEq, Default)]
+#[derive(::serde::Serialize)]
+#[serde(default)]
+pub struct RunResponse {
+    #[serde(flatten)]
+    pub event: ::core::option::Option<__buffa::oneof::run_response::Event>,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub __buffa_unknown_fields: ::buffa::UnknownFields,
+}
+impl ::core::fmt::Debug for RunResponse {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("RunResponse").field("event", &self.event).finish()
+    }
+}
+impl RunResponse {
+    /// Protobuf type URL for this message, for use with `Any::pack` and
+    /// `Any::unpack_if`.
+    ///
+    /// Format: `type.googleapis.com/<fully.qualified.TypeName>`
+    pub const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.RunResponse";
+}
+::buffa::impl_default_instance!(RunResponse);
+impl ::buffa::MessageName for RunResponse {
+    const PACKAGE: &'static str = "pando.shim.v1";
+    const NAME: &'static str = "RunResponse";
+    const FULL_NAME: &'static str = "pando.shim.v1.RunResponse";
+    const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.RunResponse";
+}
+impl ::buffa::Message for RunResponse {
+    /// Returns the total encoded size in bytes.
+    ///
+    /// Accumulates in `u64` (which cannot overflow for in-memory
+    /// data) and saturates to `u32` at return, so a message whose
+    /// encoded size exceeds the 2 GiB protobuf limit yields a value
+    /// above [`::buffa::MAX_MESSAGE_BYTES`] that the encode entry
+    /// points reject, never a silently wrapped size.
+    #[allow(clippy::let_and_return)]
+    fn compute_size(&self, __cache: &mut ::buffa::SizeCache) -> u32 {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        let mut size = 0u64;
+        if let ::core::option::Option::Some(ref v) = self.event {
+            match v {
+                __buffa::oneof::run_response::Event::ProcessId(x) => {
+                    size += 1u64 + ::buffa::types::string_encoded_len(x) as u64;
+                }
+                __buffa::oneof::run_response::Event::Result(x) => {
+                    let __slot = __cache.reserve();
+                    let inner = x.compute_size(__cache);
+                    __cache.set(__slot, inner);
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(inner as u64) as u64
+                            + inner as u64;
+                }
+            }
+        }
+        size += self.__buffa_unknown_fields.encoded_len() as u64;
+        ::buffa::saturate_size(size)
+    }
+    fn write_to(
+        &self,
+        __cache: &mut ::buffa::SizeCache,
+        buf: &mut impl ::buffa::EncodeSink,
+    ) {
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        if let ::core::option::Option::Some(ref v) = self.event {
+            match v {
+                __buffa::oneof::run_response::Event::ProcessId(x) => {
+                    ::buffa::types::put_string_field(1u32, x, buf);
+                }
+                __buffa::oneof::run_response::Event::Result(x) => {
+                    ::buffa::types::put_len_delimited_header(
+                        2u32,
+                        u64::from(__cache.consume_next()),
+                        buf,
+                    );
+                    x.write_to(__cache, buf);
+                }
+            }
+        }
+        self.__buffa_unknown_fields.write_to(buf);
+    }
+    fn merge_field(
+        &mut self,
+        tag: ::buffa::encoding::Tag,
+        buf: &mut impl ::buffa::bytes::Buf,
+        ctx: ::buffa::DecodeContext<'_>,
+    ) -> ::core::result::Result<(), ::buffa::DecodeError> {
+        #[allow(unused_imports)]
+        use ::buffa::bytes::Buf as _;
+        #[allow(unused_imports)]
+        use ::buffa::Enumeration as _;
+        match tag.field_number() {
+            1u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                self.event = ::core::option::Option::Some(
+                    __buffa::oneof::run_response::Event::ProcessId(
+                        ::buffa::types::decode_string(buf)?,
+                    ),
+                );
+            }
+            2u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                if let ::core::option::Option::Some(
+                    __buffa::oneof::run_response::Event::Result(ref mut existing),
+                ) = self.event
+                {
+                    ::buffa::Message::merge_length_delimited(&mut **existing, buf, ctx)?;
+                } else {
+                    let mut val = ::core::default::Default::default();
+                    ::buffa::Message::merge_length_delimited(&mut val, buf, ctx)?;
+                    self.event = ::core::option::Option::Some(
+                        __buffa::oneof::run_response::Event::Result(
+                            ::buffa::alloc::boxed::Box::new(val),
+                        ),
+                    );
+                }
+            }
+            _ => {
+                self.__buffa_unknown_fields
+                    .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
+            }
+        }
+        ::core::result::Result::Ok(())
+    }
+    fn clear(&mut self) {
+        self.event = ::core::option::Option::None;
+        self.__buffa_unknown_fields.clear();
+    }
+}
+impl ::buffa::ExtensionSet for RunResponse {
+    const PROTO_FQN: &'static str = "pando.shim.v1.RunResponse";
+    fn unknown_fields(&self) -> &::buffa::UnknownFields {
+        &self.__buffa_unknown_fields
+    }
+    fn unknown_fields_mut(&mut self) -> &mut ::buffa::UnknownFields {
+        &mut self.__buffa_unknown_fields
+    }
+}
+impl<'de> ::serde::Deserialize<'de> for RunResponse {
+    fn deserialize<D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        struct _V;
+        impl<'de> ::serde::de::Visitor<'de> for _V {
+            type Value = RunResponse;
+            fn expecting(
+                &self,
+                f: &mut ::core::fmt::Formatter<'_>,
+            ) -> ::core::fmt::Result {
+                f.write_str("struct RunResponse")
+            }
+            #[allow(clippy::field_reassign_with_default)]
+            fn visit_map<A: ::serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> ::core::result::Result<RunResponse, A::Error> {
+                let mut __oneof_event: ::core::option::Option<
+                    __buffa::oneof::run_response::Event,
+                > = None;
+                while let Some(key) = map.next_key::<::buffa::alloc::string::String>()? {
+                    match key.as_str() {
+                        "processId" | "process_id" => {
+                            let v: ::core::option::Option<
+                                ::buffa::alloc::string::String,
+                            > = map
+                                .next_value_seed(
+                                    ::buffa::json_helpers::NullableDeserializeSeed(
+                                        ::buffa::json_helpers::DefaultDeserializeSeed::<
+                                            ::buffa::alloc::string::String,
+                                        >::new(),
+                                    ),
+                                )?;
+                            if let Some(v) = v {
+                                if __oneof_event.is_some() {
+                                    return Err(
+                                        ::serde::de::Error::custom(
+                                            "multiple oneof fields set for 'event'",
+                                        ),
+                                    );
+                                }
+                                __oneof_event = Some(
+                                    __buffa::oneof::run_response::Event::ProcessId(v),
+                                );
+                            }
+                        }
+                        "result" => {
+                            let v: ::core::option::Option<ExecResponse> = map
+                                .next_value_seed(
+                                    ::buffa::json_helpers::NullableDeserializeSeed(
+                                        ::buffa::json_helpers::DefaultDeserializeSeed::<
+                                            ExecResponse,
+                                        >::new(),
+                                    ),
+                                )?;
+                            if let Some(v) = v {
+                                if __oneof_event.is_some() {
+                                    return Err(
+                                        ::serde::de::Error::custom(
+                                            "multiple oneof fields set for 'event'",
+                                        ),
+                                    );
+                                }
+                                __oneof_event = Some(
+                                    __buffa::oneof::run_response::Event::Result(
+                                        ::buffa::alloc::boxed::Box::new(v),
+                                    ),
+                                );
+                            }
+                        }
+                        _ => {
+                            map.next_value::<::serde::de::IgnoredAny>()?;
+                        }
+                    }
+                }
+                let mut __r = <RunResponse as ::core::default::Default>::default();
+                __r.event = __oneof_event;
+                Ok(__r)
+            }
+        }
+        d.deserialize_map(_V)
+    }
+}
+impl ::buffa::json_helpers::ProtoElemJson for RunResponse {
+    fn serialize_proto_json<S: ::serde::Serializer>(
+        v: &Self,
+        s: S,
+    ) -> ::core::result::Result<S::Ok, S::Error> {
+        ::serde::Serialize::serialize(v, s)
+    }
+    fn deserialize_proto_json<'de, D: ::serde::Deserializer<'de>>(
+        d: D,
+    ) -> ::core::result::Result<Self, D::Error> {
+        <Self as ::serde::Deserialize>::deserialize(d)
+    }
+}
+#[doc(hidden)]
+pub const __RUN_RESPONSE_JSON_ANY: ::buffa::type_registry::JsonAnyEntry = ::buffa::type_registry::JsonAnyEntry {
+    type_url: "type.googleapis.com/pando.shim.v1.RunResponse",
+    to_json: ::buffa::type_registry::any_to_json::<RunResponse>,
+    from_json: ::buffa::type_registry::any_from_json::<RunResponse>,
+    is_wkt: false,
+};
+pub mod run_response {
+    #[allow(unused_imports)]
+    use super::*;
+    #[doc(inline)]
+    pub use super::__buffa::oneof::run_response::Event;
+    #[doc(inline)]
+    pub use super::__buffa::view::oneof::run_response::Event as EventView;
+}
 #[derive(Clone, PartialEq, Default)]
 #[derive(::serde::Serialize, ::serde::Deserialize)]
 #[serde(default)]
@@ -4246,6 +4899,17 @@ pub struct StartProcessRequest {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
     )]
     pub stdin: bool,
+    /// Names the request, for who asks again: the process that it started is the answer.
+    /// Empty: it is a new one each time.
+    ///
+    /// Field 4: `request_id`
+    #[serde(
+        rename = "requestId",
+        alias = "request_id",
+        with = "::buffa::json_helpers::proto_string",
+        skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
+    )]
+    pub request_id: ::buffa::alloc::string::String,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -4256,6 +4920,7 @@ impl ::core::fmt::Debug for StartProcessRequest {
             .field("command", &self.command)
             .field("tty", &self.tty)
             .field("stdin", &self.stdin)
+            .field("request_id", &self.request_id)
             .finish()
     }
 }
@@ -4305,6 +4970,9 @@ impl ::buffa::Message for StartProcessRequest {
         if self.stdin {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
+        if !self.request_id.is_empty() {
+            size += 1u64 + ::buffa::types::string_encoded_len(&self.request_id) as u64;
+        }
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -4333,6 +5001,9 @@ impl ::buffa::Message for StartProcessRequest {
         }
         if self.stdin {
             ::buffa::types::put_bool_field(3u32, self.stdin, buf);
+        }
+        if !self.request_id.is_empty() {
+            ::buffa::types::put_string_field(4u32, &self.request_id, buf);
         }
         self.__buffa_unknown_fields.write_to(buf);
     }
@@ -4376,6 +5047,13 @@ impl ::buffa::Message for StartProcessRequest {
                 )?;
                 self.stdin = ::buffa::types::decode_bool(buf)?;
             }
+            4u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::types::merge_string(&mut self.request_id, buf)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -4387,6 +5065,7 @@ impl ::buffa::Message for StartProcessRequest {
         self.command = ::buffa::MessageField::none();
         self.tty = ::buffa::MessageField::none();
         self.stdin = false;
+        self.request_id.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -9376,6 +10055,12 @@ pub mod __buffa {
             pub network: ::buffa::MessageFieldView<
                 super::super::__buffa::view::NetworkPolicyView<'a>,
             >,
+            /// What it may use of the host; no limits without it.
+            ///
+            /// Field 20: `limits`
+            pub limits: ::buffa::MessageFieldView<
+                super::super::__buffa::view::LimitsView<'a>,
+            >,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ClaimRequestView<'a> {
@@ -9485,6 +10170,31 @@ pub mod __buffa {
                             }
                         }
                     }
+                    20u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let __sub_ctx = ctx.descend()?;
+                        let sub = ::buffa::types::borrow_bytes(&mut cur)?;
+                        match view.limits.as_mut() {
+                            Some(existing) => {
+                                ::buffa::MessageView::merge_into_view(
+                                    existing,
+                                    sub,
+                                    __sub_ctx,
+                                )?
+                            }
+                            None => {
+                                view.limits = ::buffa::MessageFieldView::set(
+                                    <super::super::__buffa::view::LimitsView as ::buffa::MessageView>::decode_view_ctx(
+                                        sub,
+                                        __sub_ctx,
+                                    )?,
+                                );
+                            }
+                        }
+                    }
                     3u32 => {
                         ::buffa::encoding::check_wire_type(
                             tag,
@@ -9583,6 +10293,15 @@ pub mod __buffa {
                         }
                         None => ::buffa::MessageField::none(),
                     },
+                    limits: match self.limits.as_option() {
+                        Some(v) => {
+                            ::buffa::MessageField::<
+                                super::super::Limits,
+                                ::buffa::Inline<super::super::Limits>,
+                            >::some(v.to_owned_from_source(__buffa_src)?)
+                        }
+                        None => ::buffa::MessageField::none(),
+                    },
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -9637,6 +10356,14 @@ pub mod __buffa {
                     __cache.set(__slot, inner_size);
                     size
                         += 1u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
+                            + inner_size as u64;
+                }
+                if self.limits.is_set() {
+                    let __slot = __cache.reserve();
+                    let inner_size = self.limits.compute_size(__cache);
+                    __cache.set(__slot, inner_size);
+                    size
+                        += 2u64 + ::buffa::encoding::varint_len(inner_size as u64) as u64
                             + inner_size as u64;
                 }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
@@ -9698,6 +10425,14 @@ pub mod __buffa {
                     );
                     self.network.write_to(__cache, buf);
                 }
+                if self.limits.is_set() {
+                    ::buffa::types::put_len_delimited_header(
+                        20u32,
+                        u64::from(__cache.consume_next()),
+                        buf,
+                    );
+                    self.limits.write_to(__cache, buf);
+                }
                 self.__buffa_unknown_fields.write_to(buf);
             }
         }
@@ -9756,6 +10491,11 @@ pub mod __buffa {
                 {
                     if let ::core::option::Option::Some(__v) = self.network.as_option() {
                         __map.serialize_entry("network", __v)?;
+                    }
+                }
+                {
+                    if let ::core::option::Option::Some(__v) = self.limits.as_option() {
+                        __map.serialize_entry("limits", __v)?;
                     }
                 }
                 __map.end()
@@ -9897,6 +10637,17 @@ pub mod __buffa {
             > {
                 &self.0.reborrow().network
             }
+            /// What it may use of the host; no limits without it.
+            ///
+            /// Field 20: `limits`
+            #[must_use]
+            pub fn limits(
+                &self,
+            ) -> &::buffa::MessageFieldView<
+                super::super::__buffa::view::LimitsView<'_>,
+            > {
+                &self.0.reborrow().limits
+            }
         }
         impl ::core::convert::From<::buffa::OwnedView<ClaimRequestView<'static>>>
         for ClaimRequestOwnedView {
@@ -9921,6 +10672,442 @@ pub mod __buffa {
             type ViewHandle = ClaimRequestOwnedView;
         }
         impl ::serde::Serialize for ClaimRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        /// What a sandbox may use; what is absent is not limited.
+        #[derive(Clone, Debug, Default)]
+        pub struct LimitsView<'a> {
+            /// Of one CPU of the host, where that is less than all of its own.
+            ///
+            /// Field 1: `cpu_percent`
+            pub cpu_percent: ::core::option::Option<u32>,
+            /// Field 2: `processes`
+            pub processes: ::core::option::Option<u32>,
+            /// Field 3: `disk_mib`
+            pub disk_mib: ::core::option::Option<u32>,
+            /// Field 4: `disk_mib_s`
+            pub disk_mib_s: ::core::option::Option<u32>,
+            /// Field 5: `disk_iops`
+            pub disk_iops: ::core::option::Option<u32>,
+            /// Field 6: `net_mib_s`
+            pub net_mib_s: ::core::option::Option<u32>,
+            /// Field 7: `open_files`
+            pub open_files: ::core::option::Option<u32>,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for LimitsView<'a> {
+            type Owned = super::super::Limits;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.cpu_percent = Some(
+                            ::buffa::types::decode_uint32(&mut cur)?,
+                        );
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.processes = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    3u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_mib = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_mib_s = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    5u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.disk_iops = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    6u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.net_mib_s = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    7u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::Varint,
+                        )?;
+                        view.open_files = Some(::buffa::types::decode_uint32(&mut cur)?);
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<super::super::Limits, ::buffa::DecodeError> {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<super::super::Limits, ::buffa::DecodeError> {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::Limits {
+                    cpu_percent: self.cpu_percent,
+                    processes: self.processes,
+                    disk_mib: self.disk_mib,
+                    disk_mib_s: self.disk_mib_s,
+                    disk_iops: self.disk_iops,
+                    net_mib_s: self.net_mib_s,
+                    open_files: self.open_files,
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for LimitsView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, _cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if let Some(v) = self.cpu_percent {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.processes {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.disk_mib {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.disk_mib_s {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.disk_iops {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.net_mib_s {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                if let Some(v) = self.open_files {
+                    size += 1u64 + ::buffa::types::uint32_encoded_len(v) as u64;
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                _cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if let Some(v) = self.cpu_percent {
+                    ::buffa::types::put_uint32_field(1u32, v, buf);
+                }
+                if let Some(v) = self.processes {
+                    ::buffa::types::put_uint32_field(2u32, v, buf);
+                }
+                if let Some(v) = self.disk_mib {
+                    ::buffa::types::put_uint32_field(3u32, v, buf);
+                }
+                if let Some(v) = self.disk_mib_s {
+                    ::buffa::types::put_uint32_field(4u32, v, buf);
+                }
+                if let Some(v) = self.disk_iops {
+                    ::buffa::types::put_uint32_field(5u32, v, buf);
+                }
+                if let Some(v) = self.net_mib_s {
+                    ::buffa::types::put_uint32_field(6u32, v, buf);
+                }
+                if let Some(v) = self.open_files {
+                    ::buffa::types::put_uint32_field(7u32, v, buf);
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for LimitsView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if let ::core::option::Option::Some(__v) = self.cpu_percent {
+                    __map
+                        .serialize_entry(
+                            "cpuPercent",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.processes {
+                    __map
+                        .serialize_entry(
+                            "processes",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.disk_mib {
+                    __map
+                        .serialize_entry(
+                            "diskMib",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.disk_mib_s {
+                    __map
+                        .serialize_entry(
+                            "diskMibS",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.disk_iops {
+                    __map
+                        .serialize_entry(
+                            "diskIops",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.net_mib_s {
+                    __map
+                        .serialize_entry(
+                            "netMibS",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                if let ::core::option::Option::Some(__v) = self.open_files {
+                    __map
+                        .serialize_entry(
+                            "openFiles",
+                            &::buffa::json_helpers::ProtoJson(&__v),
+                        )?;
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for LimitsView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "Limits";
+            const FULL_NAME: &'static str = "pando.shim.v1.Limits";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.Limits";
+        }
+        ::buffa::impl_default_view_instance!(LimitsView);
+        ::buffa::impl_view_reborrow!(LimitsView);
+        /** Self-contained, `'static` owned view of a `Limits` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`LimitsView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`LimitsView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct LimitsOwnedView(::buffa::OwnedView<LimitsView<'static>>);
+        impl LimitsOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    LimitsOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    LimitsOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::Limits,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    LimitsOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`LimitsView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &LimitsView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::Limits {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// Of one CPU of the host, where that is less than all of its own.
+            ///
+            /// Field 1: `cpu_percent`
+            #[must_use]
+            pub fn cpu_percent(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().cpu_percent
+            }
+            /// Field 2: `processes`
+            #[must_use]
+            pub fn processes(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().processes
+            }
+            /// Field 3: `disk_mib`
+            #[must_use]
+            pub fn disk_mib(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().disk_mib
+            }
+            /// Field 4: `disk_mib_s`
+            #[must_use]
+            pub fn disk_mib_s(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().disk_mib_s
+            }
+            /// Field 5: `disk_iops`
+            #[must_use]
+            pub fn disk_iops(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().disk_iops
+            }
+            /// Field 6: `net_mib_s`
+            #[must_use]
+            pub fn net_mib_s(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().net_mib_s
+            }
+            /// Field 7: `open_files`
+            #[must_use]
+            pub fn open_files(&self) -> ::core::option::Option<u32> {
+                self.0.reborrow().open_files
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<LimitsView<'static>>>
+        for LimitsOwnedView {
+            fn from(inner: ::buffa::OwnedView<LimitsView<'static>>) -> Self {
+                LimitsOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<LimitsOwnedView>
+        for ::buffa::OwnedView<LimitsView<'static>> {
+            fn from(wrapper: LimitsOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<LimitsView<'static>>>
+        for LimitsOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<LimitsView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::Limits {
+            type View<'a> = LimitsView<'a>;
+            type ViewHandle = LimitsOwnedView;
+        }
+        impl ::serde::Serialize for LimitsOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -14906,6 +16093,10 @@ pub mod __buffa {
             ///
             /// Field 3: `output_limit_bytes`
             pub output_limit_bytes: u64,
+            /// Names the request, for who asks again; empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            pub request_id: &'a str,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ExecRequestView<'a> {
@@ -14985,6 +16176,13 @@ pub mod __buffa {
                             &mut cur,
                         )?;
                     }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.request_id = ::buffa::types::borrow_str(&mut cur)?;
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -15025,6 +16223,7 @@ pub mod __buffa {
                     },
                     stdin: (self.stdin).to_vec(),
                     output_limit_bytes: self.output_limit_bytes,
+                    request_id: self.request_id.to_string(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -15056,6 +16255,12 @@ pub mod __buffa {
                             + ::buffa::types::uint64_encoded_len(self.output_limit_bytes)
                                 as u64;
                 }
+                if !self.request_id.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.request_id)
+                                as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -15080,6 +16285,9 @@ pub mod __buffa {
                 }
                 if self.output_limit_bytes != 0u64 {
                     ::buffa::types::put_uint64_field(3u32, self.output_limit_bytes, buf);
+                }
+                if !self.request_id.is_empty() {
+                    ::buffa::types::put_string_field(4u32, &self.request_id, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -15122,6 +16330,9 @@ pub mod __buffa {
                             "outputLimitBytes",
                             &::buffa::json_helpers::ProtoJson(&self.output_limit_bytes),
                         )?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.request_id) {
+                    __map.serialize_entry("requestId", self.request_id)?;
                 }
                 __map.end()
             }
@@ -15237,6 +16448,13 @@ pub mod __buffa {
             pub fn output_limit_bytes(&self) -> u64 {
                 self.0.reborrow().output_limit_bytes
             }
+            /// Names the request, for who asks again; empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            #[must_use]
+            pub fn request_id(&self) -> &'_ str {
+                self.0.reborrow().request_id
+            }
         }
         impl ::core::convert::From<::buffa::OwnedView<ExecRequestView<'static>>>
         for ExecRequestOwnedView {
@@ -15261,6 +16479,376 @@ pub mod __buffa {
             type ViewHandle = ExecRequestOwnedView;
         }
         impl ::serde::Serialize for ExecRequestOwnedView {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                ::serde::Serialize::serialize(&self.0, __s)
+            }
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct RunResponseView<'a> {
+            pub event: ::core::option::Option<
+                super::super::__buffa::view::oneof::run_response::Event<'a>,
+            >,
+            pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
+        }
+        impl<'a> ::buffa::MessageView<'a> for RunResponseView<'a> {
+            type Owned = super::super::RunResponse;
+            fn decode_view(
+                buf: &'a [u8],
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                let __limit = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_UNKNOWN_FIELD_LIMIT,
+                );
+                let __elem = ::core::cell::Cell::new(
+                    ::buffa::DEFAULT_ELEMENT_MEMORY_LIMIT,
+                );
+                <Self as ::buffa::MessageView>::decode_view_ctx(
+                    buf,
+                    ::buffa::DecodeContext::new(::buffa::RECURSION_LIMIT, &__limit)
+                        .with_element_memory(&__elem),
+                )
+            }
+            fn decode_view_with_ctx(
+                buf: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                <Self as ::buffa::MessageView>::decode_view_ctx(buf, ctx)
+            }
+            #[inline]
+            fn merge_view_field(
+                &mut self,
+                tag: ::buffa::encoding::Tag,
+                cur: &'a [u8],
+                before_tag: &'a [u8],
+                ctx: ::buffa::DecodeContext<'_>,
+            ) -> ::core::result::Result<&'a [u8], ::buffa::DecodeError> {
+                let _ = ctx;
+                #[allow(unused_variables)]
+                let view = self;
+                let mut cur = cur;
+                match tag.field_number() {
+                    1u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.event = Some(
+                            super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                                ::buffa::types::borrow_str(&mut cur)?,
+                            ),
+                        );
+                    }
+                    2u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let __sub_ctx = ctx.descend()?;
+                        let sub = ::buffa::types::borrow_bytes(&mut cur)?;
+                        if let Some(
+                            super::super::__buffa::view::oneof::run_response::Event::Result(
+                                ref mut existing,
+                            ),
+                        ) = view.event
+                        {
+                            ::buffa::MessageView::merge_into_view(
+                                &mut **existing,
+                                sub,
+                                __sub_ctx,
+                            )?;
+                        } else {
+                            view.event = Some(
+                                super::super::__buffa::view::oneof::run_response::Event::Result(
+                                    ::buffa::alloc::boxed::Box::new(
+                                        <super::super::__buffa::view::ExecResponseView as ::buffa::MessageView>::decode_view_ctx(
+                                            sub,
+                                            __sub_ctx,
+                                        )?,
+                                    ),
+                                ),
+                            );
+                        }
+                    }
+                    _ => {
+                        ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
+                        let span_len = before_tag.len() - cur.len();
+                        view.__buffa_unknown_fields
+                            .push_record(before_tag, span_len, ctx)?;
+                    }
+                }
+                ::core::result::Result::Ok(cur)
+            }
+            fn to_owned_message(
+                &self,
+            ) -> ::core::result::Result<
+                super::super::RunResponse,
+                ::buffa::DecodeError,
+            > {
+                self.to_owned_from_source(None)
+            }
+            #[allow(clippy::useless_conversion, clippy::needless_update)]
+            fn to_owned_from_source(
+                &self,
+                __buffa_src: ::core::option::Option<&::buffa::bytes::Bytes>,
+            ) -> ::core::result::Result<
+                super::super::RunResponse,
+                ::buffa::DecodeError,
+            > {
+                #[allow(unused_imports)]
+                use ::buffa::alloc::string::ToString as _;
+                let _ = __buffa_src;
+                ::core::result::Result::Ok(super::super::RunResponse {
+                    event: match self.event.as_ref() {
+                        ::core::option::Option::Some(v) => {
+                            ::core::option::Option::Some(
+                                match v {
+                                    super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                                        v,
+                                    ) => {
+                                        super::super::__buffa::oneof::run_response::Event::ProcessId(
+                                            v.to_string(),
+                                        )
+                                    }
+                                    super::super::__buffa::view::oneof::run_response::Event::Result(
+                                        v,
+                                    ) => {
+                                        super::super::__buffa::oneof::run_response::Event::Result(
+                                            ::buffa::alloc::boxed::Box::new(
+                                                v.to_owned_from_source(__buffa_src)?,
+                                            ),
+                                        )
+                                    }
+                                },
+                            )
+                        }
+                        ::core::option::Option::None => ::core::option::Option::None,
+                    },
+                    __buffa_unknown_fields: self
+                        .__buffa_unknown_fields
+                        .to_owned()?
+                        .into(),
+                    ..::core::default::Default::default()
+                })
+            }
+        }
+        impl<'a> ::buffa::ViewEncode<'a> for RunResponseView<'a> {
+            #[allow(clippy::needless_borrow, clippy::let_and_return)]
+            fn compute_size(&self, __cache: &mut ::buffa::SizeCache) -> u32 {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                let mut size = 0u64;
+                if let ::core::option::Option::Some(ref v) = self.event {
+                    match v {
+                        super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                            x,
+                        ) => {
+                            size += 1u64 + ::buffa::types::string_encoded_len(x) as u64;
+                        }
+                        super::super::__buffa::view::oneof::run_response::Event::Result(
+                            x,
+                        ) => {
+                            let __slot = __cache.reserve();
+                            let inner = x.compute_size(__cache);
+                            __cache.set(__slot, inner);
+                            size
+                                += 1u64 + ::buffa::encoding::varint_len(inner as u64) as u64
+                                    + inner as u64;
+                        }
+                    }
+                }
+                size += self.__buffa_unknown_fields.encoded_len() as u64;
+                ::buffa::saturate_size(size)
+            }
+            #[allow(clippy::needless_borrow)]
+            fn write_to(
+                &self,
+                __cache: &mut ::buffa::SizeCache,
+                buf: &mut impl ::buffa::EncodeSink,
+            ) {
+                #[allow(unused_imports)]
+                use ::buffa::Enumeration as _;
+                if let ::core::option::Option::Some(ref v) = self.event {
+                    match v {
+                        super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                            x,
+                        ) => {
+                            ::buffa::types::put_string_field(1u32, x, buf);
+                        }
+                        super::super::__buffa::view::oneof::run_response::Event::Result(
+                            x,
+                        ) => {
+                            ::buffa::types::put_len_delimited_header(
+                                2u32,
+                                u64::from(__cache.consume_next()),
+                                buf,
+                            );
+                            x.write_to(__cache, buf);
+                        }
+                    }
+                }
+                self.__buffa_unknown_fields.write_to(buf);
+            }
+        }
+        /// Serializes this view as protobuf JSON.
+        ///
+        /// Implicit-presence fields with default values are omitted, `required`
+        /// fields are always emitted, explicit-presence (`optional`) fields are
+        /// emitted only when set, bytes fields are base64-encoded, and enum
+        /// values are their proto name strings.
+        ///
+        /// This impl uses `serialize_map(None)` because the number of emitted
+        /// fields depends on default-omission rules; serializers that require
+        /// known map lengths (e.g. `bincode`) will return a runtime error.
+        /// Use the owned message type for those formats.
+        impl<'__a> ::serde::Serialize for RunResponseView<'__a> {
+            fn serialize<__S: ::serde::Serializer>(
+                &self,
+                __s: __S,
+            ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                use ::serde::ser::SerializeMap as _;
+                let mut __map = __s.serialize_map(::core::option::Option::None)?;
+                if let ::core::option::Option::Some(ref __ov) = self.event {
+                    match __ov {
+                        super::super::__buffa::view::oneof::run_response::Event::ProcessId(
+                            v,
+                        ) => {
+                            __map.serialize_entry("processId", v)?;
+                        }
+                        super::super::__buffa::view::oneof::run_response::Event::Result(
+                            v,
+                        ) => {
+                            __map.serialize_entry("result", v)?;
+                        }
+                    }
+                }
+                __map.end()
+            }
+        }
+        impl<'a> ::buffa::MessageName for RunResponseView<'a> {
+            const PACKAGE: &'static str = "pando.shim.v1";
+            const NAME: &'static str = "RunResponse";
+            const FULL_NAME: &'static str = "pando.shim.v1.RunResponse";
+            const TYPE_URL: &'static str = "type.googleapis.com/pando.shim.v1.RunResponse";
+        }
+        ::buffa::impl_default_view_instance!(RunResponseView);
+        ::buffa::impl_view_reborrow!(RunResponseView);
+        /** Self-contained, `'static` owned view of a `RunResponse` message.
+
+ Wraps [`::buffa::OwnedView`]`<`[`RunResponseView`]`<'static>>`: the decoded view and the [`::buffa::bytes::Bytes`] buffer it borrows from travel together, so the handle is `'static` and `Send + Sync` — suitable for async handlers, spawned tasks, and anywhere a `'static` bound is required.
+
+ Field accessors return borrows tied to `&self`. Use [`Self::view`] to get the full [`RunResponseView`] when you need struct patterns, iteration helpers, or to pass the view to lifetime-parameterised code.*/
+        #[derive(Clone, Debug)]
+        pub struct RunResponseOwnedView(::buffa::OwnedView<RunResponseView<'static>>);
+        impl RunResponseOwnedView {
+            /// Decode an owned view from a [`::buffa::bytes::Bytes`] buffer.
+            ///
+            /// The view borrows directly from the buffer's data; the buffer is
+            /// retained inside the returned handle.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer contains invalid
+            /// protobuf data.
+            pub fn decode(
+                bytes: ::buffa::bytes::Bytes,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    RunResponseOwnedView(::buffa::OwnedView::decode(bytes)?),
+                )
+            }
+            /// Decode with custom [`::buffa::DecodeOptions`] (recursion limit,
+            /// max message size).
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError`] if the buffer is invalid or
+            /// exceeds the configured limits.
+            pub fn decode_with_options(
+                bytes: ::buffa::bytes::Bytes,
+                opts: &::buffa::DecodeOptions,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    RunResponseOwnedView(
+                        ::buffa::OwnedView::decode_with_options(bytes, opts)?,
+                    ),
+                )
+            }
+            /// Build from an owned message via an encode → decode round-trip.
+            ///
+            /// # Errors
+            ///
+            /// Returns [`::buffa::DecodeError::MessageTooLarge`] if the
+            /// message's encoded size exceeds the 2 GiB protobuf limit, or
+            /// another [`::buffa::DecodeError`] if the re-encoded bytes are
+            /// somehow invalid (should not happen for well-formed messages).
+            pub fn from_owned(
+                msg: &super::super::RunResponse,
+            ) -> ::core::result::Result<Self, ::buffa::DecodeError> {
+                ::core::result::Result::Ok(
+                    RunResponseOwnedView(::buffa::OwnedView::from_owned(msg)?),
+                )
+            }
+            /// Borrow the full [`RunResponseView`] with its lifetime tied to `&self`.
+            #[must_use]
+            pub fn view(&self) -> &RunResponseView<'_> {
+                self.0.reborrow()
+            }
+            /// Convert to the owned message type.
+            ///
+            /// Infallible: this type's constructors wire-decode their
+            /// buffer, and a view produced by wire decoding always
+            /// converts. Delegates to [`::buffa::OwnedView::to_owned_message`],
+            /// whose contract also governs handles converted from a raw
+            /// [`::buffa::OwnedView`].
+            #[must_use]
+            pub fn to_owned_message(&self) -> super::super::RunResponse {
+                self.0.to_owned_message()
+            }
+            /// The underlying bytes buffer.
+            #[must_use]
+            pub fn bytes(&self) -> &::buffa::bytes::Bytes {
+                self.0.bytes()
+            }
+            /// Consume the handle, returning the underlying bytes buffer.
+            #[must_use]
+            pub fn into_bytes(self) -> ::buffa::bytes::Bytes {
+                self.0.into_bytes()
+            }
+            /// Oneof `event`.
+            #[must_use]
+            pub fn event(
+                &self,
+            ) -> ::core::option::Option<
+                &super::super::__buffa::view::oneof::run_response::Event<'_>,
+            > {
+                self.0.reborrow().event.as_ref()
+            }
+        }
+        impl ::core::convert::From<::buffa::OwnedView<RunResponseView<'static>>>
+        for RunResponseOwnedView {
+            fn from(inner: ::buffa::OwnedView<RunResponseView<'static>>) -> Self {
+                RunResponseOwnedView(inner)
+            }
+        }
+        impl ::core::convert::From<RunResponseOwnedView>
+        for ::buffa::OwnedView<RunResponseView<'static>> {
+            fn from(wrapper: RunResponseOwnedView) -> Self {
+                wrapper.0
+            }
+        }
+        impl ::core::convert::AsRef<::buffa::OwnedView<RunResponseView<'static>>>
+        for RunResponseOwnedView {
+            fn as_ref(&self) -> &::buffa::OwnedView<RunResponseView<'static>> {
+                &self.0
+            }
+        }
+        impl ::buffa::HasMessageView for super::super::RunResponse {
+            type View<'a> = RunResponseView<'a>;
+            type ViewHandle = RunResponseOwnedView;
+        }
+        impl ::serde::Serialize for RunResponseOwnedView {
             fn serialize<__S: ::serde::Serializer>(
                 &self,
                 __s: __S,
@@ -16334,6 +17922,11 @@ pub mod __buffa {
             ///
             /// Field 3: `stdin`
             pub stdin: bool,
+            /// Names the request, for who asks again: the process that it started is the answer.
+            /// Empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            pub request_id: &'a str,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for StartProcessRequestView<'a> {
@@ -16429,6 +18022,13 @@ pub mod __buffa {
                         )?;
                         view.stdin = ::buffa::types::decode_bool(&mut cur)?;
                     }
+                    4u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        view.request_id = ::buffa::types::borrow_str(&mut cur)?;
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -16477,6 +18077,7 @@ pub mod __buffa {
                         None => ::buffa::MessageField::none(),
                     },
                     stdin: self.stdin,
+                    request_id: self.request_id.to_string(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -16510,6 +18111,12 @@ pub mod __buffa {
                 if self.stdin {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
+                if !self.request_id.is_empty() {
+                    size
+                        += 1u64
+                            + ::buffa::types::string_encoded_len(&self.request_id)
+                                as u64;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -16539,6 +18146,9 @@ pub mod __buffa {
                 }
                 if self.stdin {
                     ::buffa::types::put_bool_field(3u32, self.stdin, buf);
+                }
+                if !self.request_id.is_empty() {
+                    ::buffa::types::put_string_field(4u32, &self.request_id, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -16573,6 +18183,9 @@ pub mod __buffa {
                 }
                 if self.stdin {
                     __map.serialize_entry("stdin", &self.stdin)?;
+                }
+                if !::buffa::json_helpers::skip_if::is_empty_str(self.request_id) {
+                    __map.serialize_entry("requestId", self.request_id)?;
                 }
                 __map.end()
             }
@@ -16695,6 +18308,14 @@ pub mod __buffa {
             #[must_use]
             pub fn stdin(&self) -> bool {
                 self.0.reborrow().stdin
+            }
+            /// Names the request, for who asks again: the process that it started is the answer.
+            /// Empty: it is a new one each time.
+            ///
+            /// Field 4: `request_id`
+            #[must_use]
+            pub fn request_id(&self) -> &'_ str {
+                self.0.reborrow().request_id
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<StartProcessRequestView<'static>>>
@@ -24140,6 +25761,21 @@ pub mod __buffa {
         pub mod oneof {
             #[allow(unused_imports)]
             use super::*;
+            pub mod run_response {
+                #[allow(unused_imports)]
+                use super::*;
+                #[derive(Clone, Debug)]
+                pub enum Event<'a> {
+                    ProcessId(&'a str),
+                    Result(
+                        ::buffa::alloc::boxed::Box<
+                            super::super::super::super::__buffa::view::ExecResponseView<
+                                'a,
+                            >,
+                        >,
+                    ),
+                }
+            }
             pub mod attach_response {
                 #[allow(unused_imports)]
                 use super::*;
@@ -24186,6 +25822,45 @@ pub mod __buffa {
     pub mod oneof {
         #[allow(unused_imports)]
         use super::*;
+        pub mod run_response {
+            #[allow(unused_imports)]
+            use super::*;
+            #[derive(Clone, PartialEq, Debug)]
+            pub enum Event {
+                ProcessId(::buffa::alloc::string::String),
+                Result(::buffa::alloc::boxed::Box<super::super::super::ExecResponse>),
+            }
+            impl ::buffa::Oneof for Event {}
+            impl From<super::super::super::ExecResponse> for Event {
+                fn from(v: super::super::super::ExecResponse) -> Self {
+                    Self::Result(::buffa::alloc::boxed::Box::new(v))
+                }
+            }
+            impl From<super::super::super::ExecResponse>
+            for ::core::option::Option<Event> {
+                fn from(v: super::super::super::ExecResponse) -> Self {
+                    Self::Some(Event::from(v))
+                }
+            }
+            impl ::serde::Serialize for Event {
+                fn serialize<S: ::serde::Serializer>(
+                    &self,
+                    s: S,
+                ) -> ::core::result::Result<S::Ok, S::Error> {
+                    use ::serde::ser::SerializeMap;
+                    let mut map = s.serialize_map(Some(1))?;
+                    match self {
+                        Self::ProcessId(v) => {
+                            map.serialize_entry("processId", v)?;
+                        }
+                        Self::Result(v) => {
+                            map.serialize_entry("result", &**v)?;
+                        }
+                    }
+                    map.end()
+                }
+            }
+        }
         pub mod attach_response {
             #[allow(unused_imports)]
             use super::*;
@@ -24315,6 +25990,7 @@ pub mod __buffa {
         reg.register_json_any(super::__READY_REQUEST_JSON_ANY);
         reg.register_json_any(super::__READY_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__CLAIM_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__LIMITS_JSON_ANY);
         reg.register_json_any(super::__NETWORK_POLICY_JSON_ANY);
         reg.register_json_any(super::__SET_NETWORK_REQUEST_JSON_ANY);
         reg.register_json_any(super::__SET_NETWORK_RESPONSE_JSON_ANY);
@@ -24331,6 +26007,7 @@ pub mod __buffa {
         reg.register_json_any(super::__PING_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__COMMAND_JSON_ANY);
         reg.register_json_any(super::__EXEC_REQUEST_JSON_ANY);
+        reg.register_json_any(super::__RUN_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__EXIT_JSON_ANY);
         reg.register_json_any(super::__EXEC_RESPONSE_JSON_ANY);
         reg.register_json_any(super::__WINDOW_SIZE_JSON_ANY);
@@ -24372,6 +26049,10 @@ pub use self::__buffa::view::ReadyResponseOwnedView;
 pub use self::__buffa::view::ClaimRequestView;
 #[doc(inline)]
 pub use self::__buffa::view::ClaimRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::LimitsView;
+#[doc(inline)]
+pub use self::__buffa::view::LimitsOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::NetworkPolicyView;
 #[doc(inline)]
@@ -24436,6 +26117,10 @@ pub use self::__buffa::view::CommandOwnedView;
 pub use self::__buffa::view::ExecRequestView;
 #[doc(inline)]
 pub use self::__buffa::view::ExecRequestOwnedView;
+#[doc(inline)]
+pub use self::__buffa::view::RunResponseView;
+#[doc(inline)]
+pub use self::__buffa::view::RunResponseOwnedView;
 #[doc(inline)]
 pub use self::__buffa::view::ExitView;
 #[doc(inline)]
@@ -24570,6 +26255,10 @@ pub type OwnedPingResponseView = ::buffa::view::OwnedView<
 ///Shorthand for `OwnedView<ExecRequestView<'static>>`.
 pub type OwnedExecRequestView = ::buffa::view::OwnedView<
     __buffa::view::ExecRequestView<'static>,
+>;
+///Shorthand for `OwnedView<RunResponseView<'static>>`.
+pub type OwnedRunResponseView = ::buffa::view::OwnedView<
+    __buffa::view::RunResponseView<'static>,
 >;
 ///Shorthand for `OwnedView<ExecResponseView<'static>>`.
 pub type OwnedExecResponseView = ::buffa::view::OwnedView<
@@ -24751,6 +26440,37 @@ impl ::connectrpc::Encodable<PingResponse> for __buffa::view::PingResponseView<'
 }
 impl ::connectrpc::Encodable<PingResponse>
 for ::buffa::view::OwnedView<__buffa::view::PingResponseView<'static>> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self.reborrow(), codec)
+    }
+    /// An `OwnedView` still holds the buffer it was decoded from, so
+    /// its large fields can be handed to the response body by
+    /// reference count instead of copied. The bare view impl above
+    /// cannot do this: it has borrows but no buffer to name.
+    fn encode_segments(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::connectrpc::EncodedBody, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body_segments(
+            self.reborrow(),
+            self.bytes(),
+            codec,
+        )
+    }
+}
+impl ::connectrpc::Encodable<RunResponse> for __buffa::view::RunResponseView<'_> {
+    fn encode(
+        &self,
+        codec: ::connectrpc::CodecFormat,
+    ) -> ::std::result::Result<::buffa::bytes::Bytes, ::connectrpc::ConnectError> {
+        ::connectrpc::__codegen::encode_view_body(self, codec)
+    }
+}
+impl ::connectrpc::Encodable<RunResponse>
+for ::buffa::view::OwnedView<__buffa::view::RunResponseView<'static>> {
     fn encode(
         &self,
         codec: ::connectrpc::CodecFormat,
@@ -25241,6 +26961,12 @@ pub const SHIM_PING_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         ::connectrpc::StreamType::Unary,
     )
     .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
+/// Static [`Spec`](::connectrpc::Spec) for the `Run` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
+pub const SHIM_RUN_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
+        "/pando.shim.v1.Shim/Run",
+        ::connectrpc::StreamType::ServerStream,
+    )
+    .with_idempotency_level(::connectrpc::IdempotencyLevel::Unknown);
 /// Static [`Spec`](::connectrpc::Spec) for the `Exec` RPC, as seen by the server; the generated client passes it with [`origin`](::connectrpc::Spec::origin) `Client` (compare across sides with [`Spec::same_method`](::connectrpc::Spec::same_method)).
 pub const SHIM_EXEC_SPEC: ::connectrpc::Spec = ::connectrpc::Spec::server(
         "/pando.shim.v1.Shim/Exec",
@@ -25449,7 +27175,27 @@ pub trait Shim: Send + Sync + 'static {
             impl ::connectrpc::Encodable<PingResponse> + Send + use<'a, Self>,
         >,
     > + Send;
-    /// Runs a process to its end and returns its output, bounded.
+    /// Runs a process to its end: says first which it is, then how it ended, with its output,
+    /// bounded. With a request id it runs once, however often it is asked for, and who asks
+    /// again is told the same.
+    ///
+    /// `request` is borrowed from the request body and is valid for the
+    /// duration of the call (until the response stream is returned);
+    /// message fields are read directly on it (zero-copy). Data the
+    /// returned stream needs must be copied out or converted via
+    /// `.to_owned_message()`.
+    fn run(
+        &self,
+        ctx: ::connectrpc::RequestContext,
+        request: ::connectrpc::ServiceRequest<'_, ExecRequest>,
+    ) -> impl ::std::future::Future<
+        Output = ::connectrpc::ServiceResult<
+            ::connectrpc::ServiceStream<
+                impl ::connectrpc::Encodable<RunResponse> + Send + use<Self>,
+            >,
+        >,
+    > + Send;
+    /// The same in one answer and without a request id, for daemons that do not know Run.
     ///
     /// `'a` lets the response body borrow from `&self` (e.g. server-resident state).
     ///
@@ -25830,6 +27576,32 @@ impl<S: Shim> ShimExt for S {
                 },
             )
             .with_spec(SHIM_PING_SPEC)
+            .route_view_server_stream::<
+                _,
+                _,
+                RunResponse,
+            >(
+                SHIM_SERVICE_NAME,
+                "Run",
+                ::connectrpc::view_streaming_handler_fn({
+                    let svc = ::std::sync::Arc::clone(&self);
+                    move |
+                        ctx,
+                        req: ::buffa::view::OwnedView<
+                            __buffa::view::ExecRequestView<'static>,
+                        >|
+                    {
+                        let svc = ::std::sync::Arc::clone(&svc);
+                        async move {
+                            let sreq = ::connectrpc::ServiceRequest::<
+                                ExecRequest,
+                            >::from_parts(req.reborrow(), req.bytes());
+                            svc.run(ctx, sreq).await
+                        }
+                    }
+                }),
+            )
+            .with_spec(SHIM_RUN_SPEC)
             .route_view(
                 SHIM_SERVICE_NAME,
                 "Exec",
@@ -26251,6 +28023,12 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                         .with_spec(SHIM_PING_SPEC),
                 )
             }
+            "Run" => {
+                Some(
+                    ::connectrpc::dispatcher::codegen::MethodDescriptor::server_streaming()
+                        .with_spec(SHIM_RUN_SPEC),
+                )
+            }
             "Exec" => {
                 Some(
                     ::connectrpc::dispatcher::codegen::MethodDescriptor::unary(false)
@@ -26633,6 +28411,30 @@ impl<T: Shim> ::connectrpc::Dispatcher for ShimServer<T> {
                     )
                 })
             }
+            "Run" => {
+                let svc = ::std::sync::Arc::clone(&self.inner);
+                Box::pin(async move {
+                    let body = ::connectrpc::dispatcher::codegen::request_proto_bytes::<
+                        ExecRequest,
+                    >(request, format)?;
+                    let req: __buffa::view::ExecRequestView<'_> = ::connectrpc::dispatcher::codegen::decode_borrowed_request_view(
+                        &body,
+                        ctx.decode_options(),
+                    )?;
+                    let req = ::connectrpc::ServiceRequest::<
+                        ExecRequest,
+                    >::from_parts(&req, &body);
+                    let resp = svc.run(ctx, req).await?;
+                    Ok(
+                        resp
+                            .map_body(|s| ::connectrpc::dispatcher::codegen::encode_response_stream::<
+                                RunResponse,
+                                _,
+                                _,
+                            >(s, format)),
+                    )
+                })
+            }
             "Attach" => {
                 let svc = ::std::sync::Arc::clone(&self.inner);
                 Box::pin(async move {
@@ -26923,6 +28725,41 @@ where
                 &self.transport,
                 &self.config,
                 SHIM_PING_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
+                request,
+                options,
+            )
+            .await
+    }
+    /// Call the Run RPC. Sends a request to /pando.shim.v1.Shim/Run.
+    pub async fn run(
+        &self,
+        request: ExecRequest,
+    ) -> Result<
+        ::connectrpc::client::ServerStream<
+            T::ResponseBody,
+            __buffa::view::RunResponseView<'static>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        self.run_with_options(request, ::connectrpc::client::CallOptions::default())
+            .await
+    }
+    /// Call the Run RPC with explicit per-call options. Options override [`ClientConfig`](::connectrpc::client::ClientConfig) defaults.
+    pub async fn run_with_options(
+        &self,
+        request: ExecRequest,
+        options: ::connectrpc::client::CallOptions,
+    ) -> Result<
+        ::connectrpc::client::ServerStream<
+            T::ResponseBody,
+            __buffa::view::RunResponseView<'static>,
+        >,
+        ::connectrpc::ConnectError,
+    > {
+        ::connectrpc::client::call_server_stream(
+                &self.transport,
+                &self.config,
+                SHIM_RUN_SPEC.with_origin(::connectrpc::SpecOrigin::Client),
                 request,
                 options,
             )

@@ -1,6 +1,6 @@
 //! Between the API's types and the engine's: snapshots, forks, rollback, tree, disk usage.
 
-use super::{check_env, engine, invalid, name, sandbox, timestamp};
+use super::{check_env, engine, invalid, lifetime, name, sandbox, timestamp};
 use crate::error::{ApiError, Refusal};
 use crate::urls::Urls;
 use pando_api as api;
@@ -51,6 +51,7 @@ pub(in crate::v1) fn fork(request: api::ForkRequest) -> Result<engine::Fork, Api
     check_size("env", &request.env)?;
     check_env(&request.env)?;
     Ok(engine::Fork {
+        lifetime: lifetime::of_children(&request)?,
         count,
         labels: request.labels,
         env: request.env,

@@ -1,9 +1,10 @@
 use std::os::fd::OwnedFd;
 
+use pando_sys::jail::Layers;
 use pando_types::Size;
 
 use super::*;
-use crate::qemu::{Channels, Jail};
+use crate::qemu::Channels;
 
 fn config(start: Start) -> QemuConfig {
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
@@ -22,9 +23,7 @@ fn config(start: Start) -> QemuConfig {
         },
         slot: "/slot".into(),
         console: "/slot/console".into(),
-        jail: Jail::Off {
-            reason: "nothing is started",
-        },
+        jail: Layers::NONE,
         preload: None,
         tb_size_mib: TB_SIZE_MIB,
     }
