@@ -168,6 +168,11 @@ pub(crate) enum Command {
     /// removes it. What each figure is and what is promised stands in SPECIFICATION.md. Takes a few minutes of an
     /// otherwise idle machine.
     Bench(Bench),
+    /// Give sandboxes to a language model: an MCP server on stdin and stdout
+    ///
+    /// MCP clients such as Claude Desktop, Cursor, Windsurf and VS Code start this themselves; docs/mcp.md says how. The
+    /// daemon must run. It offers the same tools at /mcp to clients that are given its URL and a key.
+    Mcp,
     /// Print the version
     Version,
     /// Run the daemon

@@ -28,6 +28,7 @@ use crate::gate::{Doors, Gate, GuestDoor, KeyCheck};
 use crate::host::HostRules;
 use crate::metrics::Metrics;
 use crate::urls::Urls;
+use axum::Router;
 use pando_engine::{Engine, Observer};
 use pando_types::TemplateRef;
 use std::future::Future;
@@ -44,6 +45,8 @@ pub struct HttpConfig {
     pub public_url: Option<PublicUrl>,
     /// The Arrakis door's own.
     pub arrakis: ArrakisConfig,
+    /// Further routes of the native door, which asks for a key first: `/mcp`.
+    pub routes: Router,
 }
 
 /// How clients of Arrakis are served.
@@ -79,6 +82,7 @@ pub async fn serve(
     let metrics = Arc::<Metrics>::default();
     engine.observe(Arc::clone(&metrics) as Arc<dyn Observer>);
     let native = v1::router(engine.clone(), Arc::clone(&metrics), Arc::clone(&urls));
+    let native = native.merge(config.routes);
     let guest: GuestDoor = {
         let engine = engine.clone();
         Arc::new(move |target, caller, request| {

@@ -5,7 +5,7 @@ use super::{block_on, client, limits};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
 use crate::config::{Config, SettingKey};
-use crate::daemon_log::{RotatingFile, tail};
+use crate::daemon_log::{self, RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
 use crate::preload::PRELOAD;
@@ -22,13 +22,14 @@ use pando_shim::host::QemuVersion;
 use pando_sys::cgroup::{self, Cgroups, NotDelegated};
 use pando_types::{Accelerator, Size};
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// How long a daemon in the background may take to answer: it may first find out
@@ -99,23 +100,38 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
         output::line(&format!("http://{address}"));
         output::note("serving; Ctrl-C ends the daemon, sandboxes run on");
     }
+    let ending = CancellationToken::new();
+    let mcp = pando_mcp::router(own_url(address), ending.clone());
     let ended = engine.clone();
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
         supervisor::stopping();
         ended.end_calls();
+        // Its streams are endless: the listener would wait for them.
+        ending.cancel();
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
         public_url: public_url(config)?,
         arrakis: arrakis_config(config)?,
+        routes: mcp,
     };
     // Whoever connects from now on is answered: nothing that could fail is left.
     supervisor::ready(address);
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
+}
+
+/// Where this daemon reaches itself.
+fn own_url(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// Whether the host lets sandboxes be limited by control groups.
@@ -289,9 +305,7 @@ fn find_program(name: &str) -> PathBuf {
 }
 
 fn start_log(config: &Config, in_background: bool) -> anyhow::Result<()> {
-    let filter = config.get(SettingKey::Log);
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("`log` is `{filter}`, which is no filter"))?;
+    let filter = daemon_log::filter(config.get(SettingKey::Log))?;
     let writer = if in_background {
         let path = config.path(SettingKey::LogFile);
         let file = RotatingFile::open(&path)
