@@ -126,6 +126,19 @@ fn plan(purpose: Purpose) -> Plan {
             // Not everybody has that folder in PATH.
             need(package, Path::new("/usr/sbin").join(program).exists());
         }
+        // Two people in front of a page that a sandbox serves.
+        for (package, program) in [
+            ("chromium", "chromium"),
+            ("chromium-driver", "chromedriver"),
+        ] {
+            need(package, finds(program));
+        }
+        // What the official MCP clients are installed with.
+        need("npm", finds("npm"));
+        let venv = Command::new("python3")
+            .args(["-c", "import ensurepip"])
+            .output();
+        need("python3-venv", venv.is_ok_and(|ran| ran.status.success()));
         // What `pando bench` compares sandboxes with.
         for runtime in ["crun", "runc", "runsc"] {
             need(runtime, finds(runtime));

@@ -168,6 +168,11 @@ pub(crate) enum Command {
     /// removes it. What each figure is and what is promised stands in SPECIFICATION.md. Takes a few minutes of an
     /// otherwise idle machine.
     Bench(Bench),
+    /// Give sandboxes to a language model: an MCP server on stdin and stdout
+    ///
+    /// MCP clients such as Claude Desktop, Cursor, Windsurf and VS Code start this themselves; docs/mcp.md says how. The
+    /// daemon must run. It offers the same tools at /mcp to clients that are given its URL and a key.
+    Mcp,
     /// Print the version
     Version,
     /// Run the daemon
@@ -524,6 +529,9 @@ pub(crate) struct Serve {
     /// Who may use ports by HTTP: auto, public or token [default: auto]
     #[arg(long, value_name = "WHO", value_parser = ["auto", "public", "token"], hide_possible_values = true)]
     pub(crate) port_access: Option<String>,
+    /// Clients of Arrakis need an API key, those of this machine too
+    #[arg(long)]
+    pub(crate) arrakis_auth: bool,
     /// How guests are run: auto, kvm or tcg [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "kvm", "tcg"], hide_possible_values = true)]
     pub(crate) accel: Option<String>,
@@ -547,6 +555,10 @@ impl Serve {
             (SettingKey::PortBind, self.port_bind.clone()),
             (SettingKey::PortRange, self.port_range.clone()),
             (SettingKey::PortAccess, self.port_access.clone()),
+            (
+                SettingKey::ArrakisAuth,
+                self.arrakis_auth.then(|| "always".to_owned()),
+            ),
             (SettingKey::Accel, self.accel.clone()),
             (SettingKey::Warm, self.warm.clone()),
         ]

@@ -28,6 +28,8 @@ pub(crate) enum SettingKey {
     PortBind,
     PortRange,
     PortAccess,
+    ArrakisTemplate,
+    ArrakisAuth,
     NetMibS,
     Accel,
     Qemu,
@@ -92,6 +94,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::PortBind, ("port_bind", "PANDO_PORT_BIND"), "`127.0.0.1`", "The address that TCP ports of sandboxes (`pando port ID PORT`) are bound to."),
     setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
     setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
+    setting(SettingKey::ArrakisTemplate, ("arrakis_template", "PANDO_ARRAKIS_TEMPLATE"), "`base`", "What clients of Arrakis (`/v1/vms`) get their VMs from; `template` below `[arrakis]` is the same."),
+    setting(SettingKey::ArrakisAuth, ("arrakis_auth", "PANDO_ARRAKIS_AUTH"), "`local`", "Which clients of Arrakis need an API key. `local`: all but programs of this machine, as long as the daemon listens on a loopback address and has no `public_url`. `always`: all."),
     setting(SettingKey::NetMibS, ("net_mib_s", "PANDO_NET_MIB_S"), "none", "The most, in MiB a second, that each sandbox may send, and receive, by its network."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
@@ -302,10 +306,27 @@ fn read_file(path: &Path, required: bool) -> anyhow::Result<BTreeMap<String, Str
         .with_context(|| format!("the configuration file `{}` is wrong", path.display()))
 }
 
+/// Keys below a table count with its name before them: `template` below `[arrakis]` is
+/// `arrakis_template`.
+fn flat(table: toml::Table) -> Vec<(String, toml::Value)> {
+    let mut values = Vec::new();
+    for (name, value) in table {
+        match value {
+            toml::Value::Table(below) => values.extend(
+                below
+                    .into_iter()
+                    .map(|(key, value)| (format!("{name}_{key}"), value)),
+            ),
+            value => values.push((name, value)),
+        }
+    }
+    values
+}
+
 fn parse_file(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let table: toml::Table = text.parse()?;
     let mut values = BTreeMap::new();
-    for (name, value) in table {
+    for (name, value) in flat(table) {
         if !SETTINGS[1..].iter().any(|setting| setting.name == name) {
             let known = SETTINGS[1..]
                 .iter()
@@ -348,6 +369,8 @@ fn default_of(
         SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites | SettingKey::PortAccess => {
             "auto".to_owned()
         }
+        SettingKey::ArrakisTemplate => "base".to_owned(),
+        SettingKey::ArrakisAuth => "local".to_owned(),
         SettingKey::PortBind => "127.0.0.1".to_owned(),
         SettingKey::PortRange => "20000-29999".to_owned(),
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),

@@ -1,12 +1,29 @@
 //! The log of a daemon in the background: one file, rotated, bounded.
 
+use anyhow::Context as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use tracing_subscriber::EnvFilter;
 
 /// At this size the file is put aside and a new one begun: a busy day's `info`.
 const ROTATE_BYTES: u64 = 8 << 20;
+
+/// What the setting `log` lets through. The library for MCP says something of each message of
+/// a client, at `info` and `warn`: it is heard where the setting names it.
+///
+/// # Errors
+/// If it is no filter.
+pub(crate) fn filter(setting: &str) -> anyhow::Result<EnvFilter> {
+    let of_mcp = if setting.contains("rmcp") {
+        ""
+    } else {
+        ",rmcp=error"
+    };
+    EnvFilter::try_new(format!("{setting}{of_mcp}"))
+        .with_context(|| format!("`log` is `{setting}`, which is no filter"))
+}
 
 /// A log file that puts itself aside when it is full; the one before it is kept.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use crate::EngineError;
 use crate::bake::Ingredients;
 use crate::engine::{Engine, Inner};
+use crate::keys::DEFAULT_TENANT;
 use crate::network::{egress_json, egress_of};
 use crate::request::{Caller, Template};
 use pando_image::{BaseImage, BaseOptions, BuildError, Initrd, Progress};
@@ -98,7 +99,7 @@ impl Engine {
     /// # Errors
     /// The index failed.
     pub async fn templates(&self, caller: &Caller) -> Result<Vec<Template>, EngineError> {
-        let rows = self.rows(caller).await?;
+        let rows = self.rows(&caller.tenant).await?;
         let mut templates = Vec::new();
         for row in rows {
             templates.push(self.describe(row).await?);
@@ -143,8 +144,8 @@ impl Engine {
         self.describe(row).await
     }
 
-    async fn rows(&self, caller: &Caller) -> Result<Vec<TemplateRow>, EngineError> {
-        let tenant = caller.tenant.clone();
+    async fn rows(&self, tenant: &str) -> Result<Vec<TemplateRow>, EngineError> {
+        let tenant = tenant.to_owned();
         self.blocking(move |inner| inner.index.templates(&tenant))
             .await
     }
@@ -154,10 +155,16 @@ impl Engine {
         caller: &Caller,
         reference: &TemplateRef,
     ) -> Result<TemplateRow, EngineError> {
-        let rows = self.rows(caller).await?;
-        rows.into_iter()
-            .find(|row| row.name == reference.name.as_str() && row.tag == reference.tag.as_str())
-            .ok_or_else(|| EngineError::TemplateNotFound(reference.to_string()))
+        let is_it = |row: &TemplateRow| {
+            row.name == reference.name.as_str() && row.tag == reference.tag.as_str()
+        };
+        let own = self.rows(&caller.tenant).await?.into_iter().find(is_it);
+        if let Some(row) = own {
+            return Ok(row);
+        }
+        // Whoever runs the daemon makes templates for all.
+        let common = self.rows(DEFAULT_TENANT).await?.into_iter().find(is_it);
+        common.ok_or_else(|| EngineError::TemplateNotFound(reference.to_string()))
     }
 
     async fn describe(&self, row: TemplateRow) -> Result<Template, EngineError> {

@@ -168,6 +168,11 @@ impl From<&ApiError> for Refusal {
 }
 
 impl Refusal {
+    /// The stable word for machines.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
     /// As a part of an answer that is no refusal: a child of a fork that could not be made.
     pub(crate) fn part(self) -> ForkError {
         ForkError {

@@ -9,6 +9,7 @@
 //! Knows doors as [`Doors`] and keys as [`KeyCheck`], so that all of it is
 //! tested without an engine.
 
+use crate::arrakis::access::{self, Keyless};
 use crate::dispatch::{Destination, Door, GuestTarget, dispatch};
 use crate::error::{ApiError, Refusal};
 use crate::host::{HostRules, RequestHost};
@@ -46,6 +47,9 @@ pub(crate) type GuestDoor =
 /// What is behind the gate.
 pub(crate) struct Doors {
     pub(crate) native: Router,
+    pub(crate) arrakis: Router,
+    /// Whom the Arrakis door lets in without a key.
+    pub(crate) keyless: Keyless,
     pub(crate) guest: GuestDoor,
 }
 
@@ -134,8 +138,12 @@ impl Gate {
                 .pass_native(request)
                 .await
                 .unwrap_or_else(ApiError::into_response),
+            Door::Arrakis => self
+                .pass_arrakis(request)
+                .await
+                .unwrap_or_else(ApiError::into_response),
             // Nothing is behind these yet.
-            Door::Arrakis | Door::E2b | Door::Pages => {
+            Door::E2b | Door::Pages => {
                 ApiError::NoRoute(request.uri().path().to_owned()).into_response()
             }
         }
@@ -163,8 +171,23 @@ impl Gate {
         Ok(answered.unwrap_or_else(|never| match never {}))
     }
 
+    async fn pass_arrakis(&self, mut request: Request) -> Result<Response, ApiError> {
+        let headers = request.headers();
+        let caller = match key_of(headers).or_else(|| access::basic_key(headers)) {
+            Some(key) => self.holder(key).await?,
+            None => self.inner.doors.keyless.caller(&request)?,
+        };
+        request.extensions_mut().insert(caller);
+        let answered = self.inner.doors.arrakis.clone().oneshot(request).await;
+        Ok(answered.unwrap_or_else(|never| match never {}))
+    }
+
     async fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let key = key_of(headers).ok_or(ApiError::Unauthorized("this needs an API key"))?;
+        self.holder(key).await
+    }
+
+    async fn holder(&self, key: String) -> Result<Caller, ApiError> {
         let holder = (self.inner.key_check)(key).await;
         holder.ok_or(ApiError::Unauthorized("nobody holds this API key"))
     }

@@ -40,7 +40,8 @@ fn parse<T: DeserializeOwned>(bytes: &[u8], route: String) -> Result<T, ApiError
     })
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// Whether a body is declared as JSON.
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let Some(declared) = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())

@@ -11,6 +11,7 @@ mod exec;
 mod jail;
 mod limits;
 mod logs;
+mod mcp;
 mod net;
 mod port;
 mod run;
@@ -68,6 +69,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Template(command) => template::template(&global, command),
         Command::Events(flags) => ask(&global, |client| events::events(client, flags)),
         Command::Bench(flags) => bench::bench(&global, &flags),
+        Command::Mcp => mcp::mcp(&global),
         Command::Version => {
             output::line(&format!("pando {}", env!("CARGO_PKG_VERSION")));
             Ok(exit::DONE)

@@ -5,7 +5,7 @@ use super::{block_on, client, limits};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
 use crate::config::{Config, SettingKey};
-use crate::daemon_log::{RotatingFile, tail};
+use crate::daemon_log::{self, RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
 use crate::preload::PRELOAD;
@@ -17,18 +17,19 @@ use pando_engine::{
     AcceleratorWish, Access, BakeOptions, Engine, EngineConfig, OpenError, PoolConfig, PortsConfig,
     WarmCount,
 };
-use pando_http::{HttpConfig, PublicUrl};
+use pando_http::{ArrakisConfig, HttpConfig, PublicUrl};
 use pando_shim::host::QemuVersion;
 use pando_sys::cgroup::{self, Cgroups, NotDelegated};
 use pando_types::{Accelerator, Size};
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// How long a daemon in the background may take to answer: it may first find out
@@ -99,22 +100,38 @@ async fn run(config: &Config, in_background: bool) -> anyhow::Result<()> {
         output::line(&format!("http://{address}"));
         output::note("serving; Ctrl-C ends the daemon, sandboxes run on");
     }
+    let ending = CancellationToken::new();
+    let mcp = pando_mcp::router(own_url(address), ending.clone());
     let ended = engine.clone();
     let shutdown = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         tracing::info!("ending");
         supervisor::stopping();
         ended.end_calls();
+        // Its streams are endless: the listener would wait for them.
+        ending.cancel();
     };
     let http = HttpConfig {
         public_hosts: config.public_hosts(),
         public_url: public_url(config)?,
+        arrakis: arrakis_config(config)?,
+        routes: mcp,
     };
     // Whoever connects from now on is answered: nothing that could fail is left.
     supervisor::ready(address);
     let served = pando_http::serve(listener, engine.clone(), http, shutdown).await;
     engine.close_pool().await;
     served.context("cannot serve")
+}
+
+/// Where this daemon reaches itself.
+fn own_url(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// Whether the host lets sandboxes be limited by control groups.
@@ -200,6 +217,23 @@ fn public_url(config: &Config) -> anyhow::Result<Option<PublicUrl>> {
     url.map_err(|error| Failure::usage(format!("`public_url`: {error}")).into())
 }
 
+fn arrakis_config(config: &Config) -> anyhow::Result<ArrakisConfig> {
+    let template = config.get(SettingKey::ArrakisTemplate).parse();
+    let auth = config.get(SettingKey::ArrakisAuth);
+    Ok(ArrakisConfig {
+        template: template
+            .map_err(|error| Failure::usage(format!("`arrakis_template`: {error}")))?,
+        demands_key: match auth {
+            "local" => false,
+            "always" => true,
+            _ => {
+                let message = format!("`arrakis_auth` is `{auth}`: choose local or always");
+                return Err(Failure::usage(message).into());
+            }
+        },
+    })
+}
+
 fn ports_config(config: &Config) -> anyhow::Result<PortsConfig> {
     let wrong = |name: &str, value: &str, what: &str| -> anyhow::Error {
         Failure::usage(format!("`{name}` is `{value}`: {what}")).into()
@@ -271,9 +305,7 @@ fn find_program(name: &str) -> PathBuf {
 }
 
 fn start_log(config: &Config, in_background: bool) -> anyhow::Result<()> {
-    let filter = config.get(SettingKey::Log);
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("`log` is `{filter}`, which is no filter"))?;
+    let filter = daemon_log::filter(config.get(SettingKey::Log))?;
     let writer = if in_background {
         let path = config.path(SettingKey::LogFile);
         let file = RotatingFile::open(&path)

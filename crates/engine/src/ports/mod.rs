@@ -289,6 +289,18 @@ impl Engine {
         Ok(ports.into_values().collect())
     }
 
+    /// The ports of a sandbox of which something was said. The guest is not asked.
+    ///
+    /// # Errors
+    /// There is no such sandbox.
+    pub fn offered_ports(&self, caller: &Caller, sandbox: &str) -> Result<Vec<Port>, EngineError> {
+        let entry = self.inner.sandboxes.find(caller, sandbox)?;
+        let rows = self.inner.ports.rows_of(&entry.id).into_iter();
+        Ok(rows
+            .map(|row| self.describe_port(&entry.id, row.port))
+            .collect())
+    }
+
     async fn listening(&self, entry: &Arc<Entry>) -> Result<Vec<ListeningPort>, EngineError> {
         let _using = self.begin_use(entry).await?;
         if entry.state() != SandboxState::Running {

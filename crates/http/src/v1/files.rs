@@ -2,22 +2,20 @@
 //!
 //! Contents stream both ways; neither side is held in memory.
 
-use super::{Api, guest_file};
+use super::Api;
 use crate::error::ApiError;
+use crate::guest_files::{self, GuestFiles, check_path};
 use crate::json::{JsonBody, Params, Target};
-use crate::proxy::{guest_body, guest_uri};
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request};
 use axum::response::Response;
 use axum::{Extension, Json};
-use base64::Engine as _;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use pando_api as api;
 use pando_engine::request::Caller;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Levels that one listing may go down.
 const MAX_DEPTH: u32 = 64;
@@ -73,96 +71,15 @@ impl FromRequestParts<Api> for Files {
 
 impl Files {
     /// The service, for `user`, once the paths have been checked.
-    fn at<'a>(
-        &'a self,
-        paths: &[&str],
-        user: Option<&'a str>,
-    ) -> Result<FileService<'a>, ApiError> {
+    fn at<'a>(&'a self, paths: &[&str], user: Option<&'a str>) -> Result<GuestFiles<'a>, ApiError> {
         paths.iter().copied().try_for_each(check_path)?;
-        Ok(FileService {
-            api: &self.api,
+        Ok(GuestFiles {
+            engine: &self.api.engine,
             caller: &self.caller,
             sandbox: &self.sandbox,
             user,
         })
     }
-}
-
-/// One sandbox's file service, for one caller.
-struct FileService<'a> {
-    api: &'a Api,
-    caller: &'a Caller,
-    sandbox: &'a str,
-    user: Option<&'a str>,
-}
-
-impl FileService<'_> {
-    /// Calls a method of `filesystem.Filesystem`.
-    async fn call(&self, method: &str, arguments: &Value) -> Result<Vec<u8>, ApiError> {
-        let mut request = Request::new(Body::from(arguments.to_string()));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = guest_uri(&format!("/filesystem.Filesystem/{method}"));
-        let headers = request.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        );
-        headers.insert("connect-protocol-version", HeaderValue::from_static("1"));
-        if let Some(user) = self.user {
-            let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{user}:"));
-            let value = HeaderValue::from_str(&format!("Basic {encoded}"));
-            headers.insert(header::AUTHORIZATION, value.map_err(|_| bad_user())?);
-        }
-        guest_file::read(self.send(request).await?).await
-    }
-
-    /// Asks the raw file route.
-    async fn transfer(
-        &self,
-        method: Method,
-        path: &str,
-        headers: HeaderMap,
-        body: Body,
-    ) -> Result<Response, ApiError> {
-        let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
-        let mut target = format!("/files?path={}", encode(path));
-        if let Some(user) = self.user {
-            target.push_str(&format!("&username={}", encode(user)));
-        }
-        let mut request = Request::new(body);
-        *request.method_mut() = method;
-        *request.uri_mut() = guest_uri(&target);
-        *request.headers_mut() = headers;
-        self.send(request).await
-    }
-
-    async fn send(&self, request: Request) -> Result<Response, ApiError> {
-        let request = request.map(guest_body);
-        let response = self
-            .api
-            .engine
-            .guest_http(self.caller, self.sandbox, request)
-            .await?;
-        Ok(response.map(Body::new))
-    }
-
-    async fn stat(&self, path: &str) -> Result<api::FileInfo, ApiError> {
-        guest_file::entry(&self.call("Stat", &json!({ "path": path })).await?)
-    }
-}
-
-fn bad_user() -> ApiError {
-    ApiError::BadParameter("`user` is malformed".to_owned())
-}
-
-/// Refuses what cannot be a path; the rest is for the guest to judge.
-fn check_path(path: &str) -> Result<(), ApiError> {
-    if path.is_empty() || path.contains('\0') {
-        return Err(ApiError::InvalidPath(
-            "the path is empty or holds a zero byte".to_owned(),
-        ));
-    }
-    Ok(())
 }
 
 /// Reads a file, or a range of it.
@@ -182,7 +99,7 @@ pub(super) async fn read(
         .transfer(Method::GET, &query.path, headers, Body::empty())
         .await?;
     if !response.status().is_success() {
-        let refused = guest_file::read(response).await;
+        let refused = guest_files::read(response).await;
         return Err(refused
             .err()
             .unwrap_or_else(|| ApiError::BadGuestAnswer("no file".to_owned())));
@@ -231,7 +148,7 @@ pub(super) async fn write(
     let response = service
         .transfer(Method::POST, &query.path, headers, request.into_body())
         .await?;
-    guest_file::read(response).await?;
+    guest_files::read(response).await?;
     Ok(Json(service.stat(&query.path).await?))
 }
 
@@ -272,7 +189,7 @@ pub(super) async fn list(
     let listing = service
         .call("ListDir", &json!({ "path": query.path, "depth": depth }))
         .await?;
-    Ok(Json(guest_file::list(&listing)?))
+    Ok(Json(guest_files::list(&listing)?))
 }
 
 /// Makes a directory and its missing parents.
@@ -284,7 +201,7 @@ pub(super) async fn make_dir(
     let made = service
         .call("MakeDir", &json!({ "path": request.path }))
         .await?;
-    Ok((StatusCode::CREATED, Json(guest_file::entry(&made)?)))
+    Ok((StatusCode::CREATED, Json(guest_files::entry(&made)?)))
 }
 
 /// Moves or renames a file or a directory.
@@ -300,5 +217,5 @@ pub(super) async fn move_file(
             &json!({ "source": request.from, "destination": request.to }),
         )
         .await?;
-    Ok(Json(guest_file::entry(&moved)?))
+    Ok(Json(guest_files::entry(&moved)?))
 }

@@ -7,7 +7,6 @@ mod convert;
 mod events;
 mod exec;
 mod files;
-mod guest_file;
 mod network;
 mod ports;
 mod sandboxes;

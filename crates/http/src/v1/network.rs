@@ -1,9 +1,9 @@
 //! What sandboxes may reach, and what they do; changes to a sandbox.
 
-use super::sandboxes::to_the_end;
 use super::{Api, convert};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Target};
+use crate::to_the_end::to_the_end;
 use axum::extract::State;
 use axum::{Extension, Json};
 use pando_api as api;

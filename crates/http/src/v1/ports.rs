@@ -1,9 +1,9 @@
 //! Ports: what listens, which of the host's lead to them, who may use them.
 
-use super::sandboxes::to_the_end;
 use super::{Api, convert};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Target};
+use crate::to_the_end::to_the_end;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::StatusCode;

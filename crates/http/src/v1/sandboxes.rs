@@ -3,26 +3,15 @@
 use super::{Api, convert};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Params, Target};
+use crate::to_the_end::to_the_end;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::{Extension, Json};
 use http::StatusCode;
 use pando_api as api;
-use pando_engine::EngineError;
 use pando_engine::request::Caller;
 use serde::Deserialize;
-use std::future::Future;
 use std::sync::Arc;
-
-/// Runs to its end even if the client hangs up, so that no operation stops half-way.
-pub(super) async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
-) -> Result<T, ApiError> {
-    match tokio::spawn(work).await {
-        Ok(result) => result.map_err(ApiError::from),
-        Err(error) => Err(ApiError::Internal(error.to_string())),
-    }
-}
 
 /// Makes a sandbox. The engine removes it again if the client hangs up meanwhile.
 pub(super) async fn create(

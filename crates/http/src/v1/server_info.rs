@@ -1,8 +1,9 @@
 //! The daemon itself: health, status, counters, templates, documentation.
 
-use super::{Api, convert, sandboxes};
+use super::{Api, convert};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Target};
+use crate::to_the_end::to_the_end;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::{Extension, Json};
@@ -32,8 +33,7 @@ pub(super) async fn warm(
 ) -> Result<StatusCode, ApiError> {
     let template = convert::template_ref(&name)?;
     let size = convert::size(request.cpus, request.memory_mib)?;
-    sandboxes::to_the_end(async move { api.engine.warm_template(&caller, &template, size).await })
-        .await?;
+    to_the_end(async move { api.engine.warm_template(&caller, &template, size).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -44,8 +44,7 @@ pub(super) async fn remove_template(
     Target(name): Target,
 ) -> Result<StatusCode, ApiError> {
     let template = convert::template_ref(&name)?;
-    sandboxes::to_the_end(async move { api.engine.remove_template(&caller, &template).await })
-        .await?;
+    to_the_end(async move { api.engine.remove_template(&caller, &template).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -63,7 +62,7 @@ pub(super) async fn bake(
         size,
     };
     let progress = |step: &str| tracing::info!(step, "baking");
-    let made = sandboxes::to_the_end(async move {
+    let made = to_the_end(async move {
         api.engine
             .bake_template(&caller, &template, options, progress)
             .await

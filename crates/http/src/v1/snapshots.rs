@@ -1,10 +1,10 @@
 //! Snapshots: take, look, remove; fork, go back, pause, resume; the tree and the disk.
 
 use super::convert::snapshots as convert;
-use super::sandboxes::to_the_end;
 use super::{Api, convert::sandbox};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Params, Target};
+use crate::to_the_end::to_the_end;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::{Extension, Json};

@@ -11,12 +11,13 @@
 //! keeps to the window of [`pando_api::stream`] never gets there. Output is pulled as fast as
 //! the client takes it, what it leaves behind is the shim's to keep.
 
+use super::Api;
 use super::convert::{self, StreamStart};
 use super::stdin_queue::{Stdin, StdinReceiver, StdinSender, stdin_queue};
-use super::{Api, sandboxes};
 use crate::error::ApiError;
 use crate::gate::RequestId;
 use crate::json::Target;
+use crate::to_the_end::to_the_end;
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -115,7 +116,7 @@ impl Session {
                 let (engine, caller, sandbox) =
                     (engine.clone(), self.caller.clone(), self.sandbox.clone());
                 let started = async move { engine.start_process(&caller, &sandbox, request).await };
-                (sandboxes::to_the_end(started).await?, 0)
+                (to_the_end(started).await?, 0)
             }
         };
         let events = engine

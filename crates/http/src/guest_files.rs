@@ -1,22 +1,111 @@
-//! What the agent's file service answers, read with suspicion.
+//! Files of a guest: its agent's file service, asked through the channel, and its answers,
+//! read with suspicion.
 //!
 //! The agent belongs to the guest, which is hostile: bodies are bounded, texts
 //! are cut and stripped of control characters, nothing is taken for a path of
 //! the host.
 
 use crate::error::ApiError;
+use crate::proxy::{guest_body, guest_uri};
+use axum::body::Body;
+use axum::extract::Request;
 use axum::response::Response;
-use http::StatusCode;
+use base64::Engine as _;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use pando_api as api;
+use pando_engine::Engine;
+use pando_engine::request::Caller;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// A listing or an entry: some 50,000 entries fit.
 const ANSWER_BYTES: usize = 16 << 20;
 
 /// Characters kept of a message.
 const MESSAGE_CHARS: usize = 500;
+
+/// One sandbox's file service, for one caller.
+pub(crate) struct GuestFiles<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) caller: &'a Caller,
+    /// Its id, or whatever else finds it.
+    pub(crate) sandbox: &'a str,
+    /// The account whose rights count; `None` is `user`.
+    pub(crate) user: Option<&'a str>,
+}
+
+impl GuestFiles<'_> {
+    /// Calls a method of `filesystem.Filesystem`.
+    pub(crate) async fn call(&self, method: &str, arguments: &Value) -> Result<Vec<u8>, ApiError> {
+        let mut request = Request::new(Body::from(arguments.to_string()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = guest_uri(&format!("/filesystem.Filesystem/{method}"));
+        let headers = request.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        headers.insert("connect-protocol-version", HeaderValue::from_static("1"));
+        if let Some(user) = self.user {
+            let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{user}:"));
+            let value = HeaderValue::from_str(&format!("Basic {encoded}"));
+            headers.insert(header::AUTHORIZATION, value.map_err(|_| bad_user())?);
+        }
+        read(self.send(request).await?).await
+    }
+
+    /// Asks the raw file route.
+    pub(crate) async fn transfer(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: Body,
+    ) -> Result<Response, ApiError> {
+        let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
+        let mut target = format!("/files?path={}", encode(path));
+        if let Some(user) = self.user {
+            target.push_str(&format!("&username={}", encode(user)));
+        }
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = guest_uri(&target);
+        *request.headers_mut() = headers;
+        self.send(request).await
+    }
+
+    async fn send(&self, request: Request) -> Result<Response, ApiError> {
+        let request = request.map(guest_body);
+        let response = self
+            .engine
+            .guest_http(self.caller, self.sandbox, request)
+            .await?;
+        Ok(response.map(Body::new))
+    }
+
+    /// Describes what is at a path.
+    pub(crate) async fn stat(&self, path: &str) -> Result<api::FileInfo, ApiError> {
+        let arguments = serde_json::json!({ "path": path });
+        entry(&self.call("Stat", &arguments).await?)
+    }
+}
+
+fn bad_user() -> ApiError {
+    ApiError::BadParameter("`user` is malformed".to_owned())
+}
+
+/// Refuses what cannot be a path; the rest is for the guest to judge.
+pub(crate) fn check_path(path: &str) -> Result<(), ApiError> {
+    if path.is_empty() || path.contains('\0') {
+        return Err(ApiError::InvalidPath(
+            "the path is empty or holds a zero byte".to_owned(),
+        ));
+    }
+    Ok(())
+}
 
 /// An entry as the agent describes it: protobuf's JSON.
 #[derive(Debug, Default, Deserialize)]
@@ -62,12 +151,12 @@ struct RefusalAnswer {
 }
 
 /// Reads the description of one entry.
-pub(super) fn entry(body: &[u8]) -> Result<api::FileInfo, ApiError> {
+pub(crate) fn entry(body: &[u8]) -> Result<api::FileInfo, ApiError> {
     Ok(file_info(parse::<EntryAnswer>(body)?.entry))
 }
 
 /// Reads a listing.
-pub(super) fn list(body: &[u8]) -> Result<api::FileList, ApiError> {
+pub(crate) fn list(body: &[u8]) -> Result<api::FileList, ApiError> {
     let entries = parse::<ListAnswer>(body)?
         .entries
         .into_iter()
@@ -105,9 +194,14 @@ fn file_info(entry: Entry) -> api::FileInfo {
 }
 
 /// Reads a whole answer, or the refusal it is.
-pub(super) async fn read(response: Response) -> Result<Vec<u8>, ApiError> {
+pub(crate) async fn read(response: Response) -> Result<Vec<u8>, ApiError> {
+    read_at_most(response, ANSWER_BYTES).await
+}
+
+/// The same of an answer that may have so many bytes.
+pub(crate) async fn read_at_most(response: Response, limit: usize) -> Result<Vec<u8>, ApiError> {
     let (parts, body) = response.into_parts();
-    let whole = Limited::new(body, ANSWER_BYTES).collect().await;
+    let whole = Limited::new(body, limit).collect().await;
     let whole = whole
         .map_err(|error| ApiError::BadGuestAnswer(error.to_string()))?
         .to_bytes();

@@ -1,0 +1,347 @@
+//! VMs: started, listed, put into another state, destroyed, kept.
+
+use super::{Door, answer, done, invalid};
+use crate::error::ApiError;
+use crate::json::{JsonBody, Target};
+use crate::to_the_end::to_the_end;
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use pando_engine::request::{Caller, CreateSandbox, Rollback, Sandbox, TakeSnapshot};
+use pando_engine::{EngineError, OpenPort};
+use pando_types::{Name, SandboxState};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The ports that a VM has on the host from its start, with what they are for. The first is
+/// offered where the template has a desktop.
+const FORWARDS: [(u16, &str); 6] = [
+    (5901, "gui"),
+    (5736, "code"),
+    (5737, "code"),
+    (5738, "code"),
+    (5739, "code"),
+    (5740, "code"),
+];
+
+/// The template whose VMs have a desktop, on the first of [`FORWARDS`].
+const DESKTOP: &str = "desktop";
+
+/// A guest's address, the same in each; the network ends in its gateway.
+const INSIDE: &str = "10.0.2.15/24";
+
+/// A request to start a VM. Strings that are empty count as left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct StartVm {
+    vm_name: String,
+    snapshot_id: String,
+    kernel: String,
+    initramfs: String,
+    rootfs: String,
+}
+
+/// A request to put a VM into another state.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ChangeVm {
+    status: String,
+}
+
+/// A request to keep a VM's state.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct KeepVm {
+    snapshot_id: String,
+}
+
+impl Door {
+    /// The VM of this name, and nothing that merely begins like it.
+    pub(super) async fn find(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<Option<Sandbox>, ApiError> {
+        let all = self.engine.list(caller).await?;
+        let named = |vm: &Sandbox| vm.name.as_ref().is_some_and(|own| own.as_str() == name);
+        Ok(all.into_iter().find(named))
+    }
+
+    /// The VM of this name, which must be there.
+    pub(super) async fn get(&self, caller: &Caller, name: &str) -> Result<Sandbox, ApiError> {
+        let found = self.find(caller, name).await?;
+        found.ok_or_else(|| {
+            let shown = name.chars().take(128).collect();
+            EngineError::SandboxNotFound(shown).into()
+        })
+    }
+
+    fn describe(&self, caller: &Caller, vm: &Sandbox) -> Result<Value, ApiError> {
+        let ports = self.engine.offered_ports(caller, vm.id.as_str())?;
+        let forwards = FORWARDS.iter().filter_map(|(port, description)| {
+            let offered = ports.iter().find(|offered| offered.port == *port)?;
+            Some(json!({
+                "description": description,
+                "guestPort": port.to_string(),
+                "hostPort": offered.raw?.port().to_string(),
+            }))
+        });
+        Ok(json!({
+            "ip": INSIDE,
+            "portForwards": forwards.collect::<Vec<_>>(),
+            "status": word(vm.state),
+            "tapDeviceName": "",
+            "vmName": vm.name.as_ref().map(Name::as_str).unwrap_or_default(),
+        }))
+    }
+
+    /// Offers a new VM's ports; without them there is no VM.
+    async fn offer(&self, caller: &Caller, vm: Sandbox) -> Result<Sandbox, ApiError> {
+        let (engine, caller) = (self.engine.clone(), caller.clone());
+        let desktop = vm.template.name.as_str() == DESKTOP;
+        to_the_end(async move {
+            let offered = FORWARDS
+                .iter()
+                .filter(|(_, what)| desktop || *what != "gui");
+            for (port, _) in offered {
+                let request = OpenPort {
+                    port: *port,
+                    raw: true,
+                    access: None,
+                };
+                let opened = engine.open_port(&caller, vm.id.as_str(), request).await;
+                if let Err(error) = opened {
+                    engine.remove(&caller, vm.id.as_str()).await?;
+                    return Err(error);
+                }
+            }
+            Ok(vm)
+        })
+        .await
+    }
+
+    async fn create(
+        &self,
+        caller: &Caller,
+        name: Name,
+        snapshot: Option<String>,
+    ) -> Result<Sandbox, ApiError> {
+        let request = CreateSandbox {
+            template: snapshot.is_none().then(|| self.template.clone()),
+            from: snapshot,
+            name: Some(name),
+            ..CreateSandbox::default()
+        };
+        let made = self.engine.create(caller, request).await?;
+        self.offer(caller, made).await
+    }
+
+    /// The id of the snapshot of this name, which must be there: no prefix of one.
+    async fn snapshot_id(&self, caller: &Caller, name: &str) -> Result<String, ApiError> {
+        let all = self.engine.snapshots(caller).await?;
+        let named = all
+            .into_iter()
+            .find(|kept| kept.name.as_ref().is_some_and(|own| own.as_str() == name));
+        let found = named.map(|kept| kept.id.to_string());
+        found.ok_or_else(|| {
+            let shown = name.chars().take(128).collect();
+            EngineError::SnapshotNotFound(shown).into()
+        })
+    }
+}
+
+/// This API's word for a state. What failed is off: `start` brings it back on its disk.
+fn word(state: SandboxState) -> &'static str {
+    match state {
+        SandboxState::Creating => "CREATED",
+        SandboxState::Running | SandboxState::Stopping => "RUNNING",
+        SandboxState::Stopped | SandboxState::Failed => "STOPPED",
+        SandboxState::Paused => "PAUSED",
+    }
+}
+
+fn name_of(text: &str) -> Result<Name, ApiError> {
+    if text.is_empty() {
+        return Err(invalid("Empty vm name"));
+    }
+    text.parse()
+        .map_err(|error| invalid(format!("`vmName`: {error}")))
+}
+
+/// Whether the daemon answers.
+pub(super) async fn health() -> Response {
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
+    answer(&json!({ "status": "healthy", "timestamp": now.to_string() }))
+}
+
+/// Starts a VM: a new one, a known one that is off, or either from a snapshot.
+pub(super) async fn start(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(request): JsonBody<StartVm>,
+) -> Result<Response, ApiError> {
+    let name = name_of(&request.vm_name)?;
+    for (field, path) in [
+        ("kernel", &request.kernel),
+        ("initramfs", &request.initramfs),
+        ("rootfs", &request.rootfs),
+    ] {
+        if !path.is_empty() && request.snapshot_id.is_empty() {
+            return Err(invalid(format!(
+                "`{field}` names a file of the host, which no client may choose: VMs are made from a template"
+            )));
+        }
+    }
+    let snapshot = match request.snapshot_id.as_str() {
+        "" => None,
+        named => Some(door.snapshot_id(&caller, named).await?),
+    };
+    let known = door.find(&caller, name.as_str()).await?;
+    let vm = match (known, snapshot) {
+        (None, snapshot) => door.create(&caller, name, snapshot).await?,
+        (Some(vm), Some(snapshot)) => {
+            let back = Rollback {
+                snapshot,
+                save: None,
+            };
+            let id = vm.id.as_str();
+            door.engine.roll_back(&caller, id, back).await?.sandbox
+        }
+        (Some(vm), None) => door.engine.start(&caller, vm.id.as_str()).await?,
+    };
+    Ok(answer(&door.describe(&caller, &vm)?))
+}
+
+/// Lists the VMs.
+pub(super) async fn list(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Response, ApiError> {
+    let all = door.engine.list(&caller).await?;
+    let described = all.iter().map(|vm| door.describe(&caller, vm));
+    let vms = described.collect::<Result<Vec<_>, _>>()?;
+    Ok(answer(&json!({ "vms": vms })))
+}
+
+/// Describes one.
+pub(super) async fn info(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+) -> Result<Response, ApiError> {
+    let vm = door.get(&caller, &name).await?;
+    Ok(answer(&door.describe(&caller, &vm)?))
+}
+
+/// Stops, pauses or resumes one. One that is so already is left alone.
+pub(super) async fn change(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+    JsonBody(request): JsonBody<ChangeVm>,
+) -> Result<Response, ApiError> {
+    use SandboxState as S;
+    let vm = door.get(&caller, &name).await?;
+    let (engine, id) = (&door.engine, vm.id.as_str());
+    match (request.status.as_str(), vm.state) {
+        ("stopped", S::Stopped | S::Failed) | ("paused", S::Paused) | ("resume", S::Running) => {}
+        ("stopped", S::Paused) => {
+            engine.resume(&caller, id).await?;
+            engine.stop(&caller, id).await?;
+        }
+        ("stopped", _) => drop(engine.stop(&caller, id).await?),
+        ("paused", _) => drop(engine.pause(&caller, id).await?),
+        ("resume", _) => drop(engine.resume(&caller, id).await?),
+        (other, _) => {
+            let shown: String = other.chars().take(64).collect();
+            return Err(invalid(format!("Invalid status value: {shown}")));
+        }
+    }
+    Ok(done())
+}
+
+/// Destroys one.
+pub(super) async fn destroy(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+) -> Result<Response, ApiError> {
+    let vm = door.get(&caller, &name).await?;
+    door.engine.remove(&caller, vm.id.as_str()).await?;
+    Ok(done())
+}
+
+/// Destroys the caller's, all of them. One that somebody else destroys meanwhile is gone
+/// as well.
+pub(super) async fn destroy_all(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Response, ApiError> {
+    let all = door.engine.list(&caller).await?;
+    let removals = all
+        .iter()
+        .map(|vm| door.engine.remove(&caller, vm.id.as_str()));
+    for removed in futures::future::join_all(removals).await {
+        match removed {
+            Ok(()) | Err(EngineError::SandboxNotFound(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done())
+}
+
+/// Keeps a VM's state under a name.
+pub(super) async fn snapshot(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    Target(name): Target,
+    JsonBody(request): JsonBody<KeepVm>,
+) -> Result<Response, ApiError> {
+    let vm = door.get(&caller, &name).await?;
+    let wanted = match request.snapshot_id.as_str() {
+        "" => jiff::Timestamp::now()
+            .strftime(&format!("snapshot-{name}-%Y%m%d-%H%M%S"))
+            .to_string(),
+        named => named.to_owned(),
+    };
+    let parsed: Name = wanted
+        .parse()
+        .map_err(|error| invalid(format!("`snapshotId`: {error}")))?;
+    let take = TakeSnapshot {
+        name: Some(parsed),
+        ..TakeSnapshot::default()
+    };
+    door.engine.snapshot(&caller, vm.id.as_str(), take).await?;
+    Ok(answer(&json!({ "snapshotId": wanted })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_has_one_of_the_words_that_clients_know() {
+        for state in SandboxState::ALL {
+            let known = ["CREATED", "RUNNING", "STOPPED", "PAUSED", "UNKNOWN"];
+            assert!(known.contains(&word(state)), "{state}");
+        }
+    }
+
+    #[test]
+    fn names_never_leave_their_place() {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "snapshots/../x",
+            "a b",
+            "ls",
+            "\0",
+        ] {
+            assert!(name_of(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(name_of("my-vm_1.2").unwrap().as_str(), "my-vm_1.2");
+    }
+}

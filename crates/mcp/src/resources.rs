@@ -1,0 +1,137 @@
+//! Resources: the sandboxes, one of them, and the tree, as JSON.
+
+use pando_client::{Client, ClientError};
+use rmcp::ErrorData;
+use rmcp::model::{
+    ReadResourceResponse, ReadResourceResult, Resource, ResourceContents, ResourceTemplate,
+};
+use serde_json::{Value, json};
+
+const JSON: &str = "application/json";
+
+/// Those with an address of their own.
+pub(crate) fn list() -> Vec<Resource> {
+    [
+        ("pando://sandboxes", "sandboxes", "Your sandboxes"),
+        (
+            "pando://tree",
+            "tree",
+            "Your snapshots and sandboxes, each with its parent",
+        ),
+        (
+            "arrakis://vms",
+            "vms",
+            "Your sandboxes, in the words of Arrakis",
+        ),
+    ]
+    .into_iter()
+    .map(|(uri, name, description)| {
+        let mut resource = Resource::new(uri, name);
+        resource.description = Some(description.to_owned());
+        resource.mime_type = Some(JSON.to_owned());
+        resource
+    })
+    .collect()
+}
+
+/// Those whose address has a part to fill in.
+pub(crate) fn templates() -> Vec<ResourceTemplate> {
+    [
+        (
+            "pando://sandboxes/{id}",
+            "sandbox",
+            "One sandbox, by id or name",
+        ),
+        (
+            "arrakis://vm/{vm_name}",
+            "vm",
+            "One sandbox, in the words of Arrakis",
+        ),
+    ]
+    .into_iter()
+    .map(|(uri, name, description)| {
+        let mut template = ResourceTemplate::new(uri, name);
+        template.description = Some(description.to_owned());
+        template.mime_type = Some(JSON.to_owned());
+        template
+    })
+    .collect()
+}
+
+/// Reads one.
+///
+/// # Errors
+/// If there is none at this address, or the daemon refuses.
+pub(crate) async fn read(
+    client: Result<Client, ClientError>,
+    uri: String,
+) -> Result<ReadResourceResponse, ErrorData> {
+    let value = value(client.map_err(|error| failed(&error))?, &uri).await?;
+    let text = serde_json::to_string_pretty(&value)
+        .map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
+    let mut contents = ResourceContents::text(text, uri);
+    if let ResourceContents::TextResourceContents { mime_type, .. } = &mut contents {
+        *mime_type = Some(JSON.to_owned());
+    }
+    Ok(ReadResourceResult::new(vec![contents]).into())
+}
+
+async fn value(client: Client, uri: &str) -> Result<Value, ErrorData> {
+    let json = |value: serde_json::Result<Value>| {
+        value.map_err(|error| ErrorData::internal_error(error.to_string(), None))
+    };
+    let parts = uri.split_once("://").unwrap_or_default();
+    match parts {
+        ("pando", "sandboxes") => {
+            let list = client.list().await.map_err(|error| failed(&error))?;
+            json(serde_json::to_value(list))
+        }
+        ("pando", "tree") => {
+            let tree = client.tree().await.map_err(|error| failed(&error))?;
+            json(serde_json::to_value(tree))
+        }
+        ("arrakis", "vms") => {
+            let list = client.list().await.map_err(|error| failed(&error))?;
+            Ok(list.iter().map(vm).collect())
+        }
+        (scheme @ ("pando" | "arrakis"), path) => {
+            let before = if scheme == "pando" {
+                "sandboxes/"
+            } else {
+                "vm/"
+            };
+            let sandbox = path.strip_prefix(before).filter(|id| !id.is_empty());
+            let sandbox = sandbox.ok_or_else(|| nowhere(uri))?;
+            let found = client.get(sandbox).await.map_err(|error| failed(&error))?;
+            if scheme == "arrakis" {
+                return Ok(vm(&found));
+            }
+            json(serde_json::to_value(found))
+        }
+        _ => Err(nowhere(uri)),
+    }
+}
+
+/// A sandbox as Arrakis's Python client describes a VM, as far as there is such a thing: what
+/// has a URL needs no address and no forwarded port.
+fn vm(sandbox: &pando_client::api::Sandbox) -> Value {
+    json!({
+        "name": sandbox.name.as_ref().unwrap_or(&sandbox.id),
+        "status": sandbox.state.to_uppercase(),
+        "url_template": sandbox.url_template,
+    })
+}
+
+fn nowhere(uri: &str) -> ErrorData {
+    ErrorData::resource_not_found(format!("there is no resource `{uri}`"), None)
+}
+
+fn failed(error: &ClientError) -> ErrorData {
+    let data = json!({ "code": error.code(), "hint": error.hint() });
+    match error {
+        ClientError::Api(refusal) if refusal.status == 404 => {
+            ErrorData::resource_not_found(error.to_string(), Some(data))
+        }
+        _ => ErrorData::internal_error(error.to_string(), Some(data)),
+    }
+}

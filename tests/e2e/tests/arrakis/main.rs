@@ -1,0 +1,112 @@
+//! Clients of Arrakis find what they know: its published Python client in six versions, the
+//! requests of its command line and of its MCP server, and none of its faults.
+
+mod faults;
+mod replay;
+
+use pando_testkit::{Api, World};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Every published version of the client that does anything.
+const VERSIONS: [&str; 6] = ["0.1.0", "0.1.1", "0.1.2", "1.1.2", "1.2.2", "2.0.0"];
+
+/// An API without a key.
+fn keyless(world: &World) -> Api {
+    Api::new(world.url(), None)
+}
+
+/// A JSON body's header.
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// Starts a VM without a key.
+fn start(world: &World, name: &str) -> Value {
+    let started = keyless(world).post("/v1/vms", &json!({ "vmName": name }));
+    assert_eq!(started.status, 200, "{}", started.text);
+    started.json()
+}
+
+/// What a command of a VM said.
+fn run(world: &World, name: &str, command: &str) -> String {
+    let ran = keyless(world).post(&format!("/v1/vms/{name}/cmd"), &json!({ "cmd": command }));
+    assert_eq!(ran.status, 200, "{}", ran.text);
+    let ran = ran.json();
+    assert_eq!(ran["error"], "", "{ran}");
+    ran["output"].as_str().unwrap().trim_end().to_owned()
+}
+
+/// A virtual environment with what all versions of the client need.
+fn environment(place: &Path) -> PathBuf {
+    let environment = place.join("environment");
+    check(
+        Command::new("python3")
+            .args(["-m", "venv"])
+            .arg(&environment),
+    );
+    let python = environment.join("bin/python");
+    check(Command::new(&python).args(["-m", "pip", "install", "--quiet", "requests"]));
+    python
+}
+
+fn check(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = [&*output.stdout, &*output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}");
+    said
+}
+
+#[test]
+fn every_version_of_the_python_client_works_unmodified() {
+    let world = World::start();
+    let python = environment(&world.scratch("clients"));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/arrakis/client.py");
+    for version in VERSIONS {
+        let place = world.scratch(&format!("py-arrakis-{version}"));
+        let package = format!("py-arrakis=={version}");
+        check(
+            Command::new(&python)
+                .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+                .arg(&place)
+                .arg(&package),
+        );
+        let said = check(
+            Command::new(&python)
+                .env("PYTHONPATH", &place)
+                .env("PYTHONDONTWRITEBYTECODE", "1")
+                .args([script, &world.url(), version]),
+        );
+        assert_eq!(said.trim_end(), format!("all of it works with {version}"));
+    }
+    assert_eq!(world.ok(["ls", "-q"]), "");
+}
+
+#[test]
+fn with_a_key_the_client_sees_what_is_its_tenants() {
+    let mut world = World::start();
+    world.kill_daemon();
+    world.set_env("PANDO_ARRAKIS_AUTH", "always");
+    world.start_daemon();
+    assert_eq!(keyless(&world).get("/v1/vms").status, 401);
+    let id = world.ok(["create", "--name", "ours"]);
+    let listed = world.api().get("/v1/vms").json();
+    assert_eq!(listed["vms"][0]["vmName"], "ours", "{listed}");
+    // The library under the client finds the key in the user's own file.
+    let home = world.scratch("home");
+    fs::create_dir(&home).unwrap();
+    let netrc = format!("machine 127.0.0.1 login pando password {}\n", world.key());
+    fs::write(home.join(".netrc"), netrc).unwrap();
+    let python = environment(&world.scratch("clients"));
+    check(Command::new(&python).args(["-m", "pip", "install", "--quiet", "py-arrakis==2.0.0"]));
+    let script = "import sys\nfrom py_arrakis import SandboxManager\n\
+                  [one] = SandboxManager(sys.argv[1]).list_all()\n\
+                  print(one.name, one.run_cmd('hostname')['output'], end='')";
+    let said = check(
+        Command::new(&python)
+            .env("HOME", &home)
+            .args(["-c", script, &world.url()]),
+    );
+    assert_eq!(said, format!("ours {id}\n"));
+}
