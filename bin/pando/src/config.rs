@@ -94,7 +94,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::PortBind, ("port_bind", "PANDO_PORT_BIND"), "`127.0.0.1`", "The address that TCP ports of sandboxes (`pando port ID PORT`) are bound to."),
     setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
     setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
-    setting(SettingKey::ArrakisTemplate, ("arrakis_template", "PANDO_ARRAKIS_TEMPLATE"), "`base`", "What clients of Arrakis (`/v1/vms`) get their VMs from; `template` below `[arrakis]` is the same."),
+    setting(SettingKey::ArrakisTemplate, ("arrakis_template", "PANDO_ARRAKIS_TEMPLATE"), "`desktop` where that is baked, else `base`", "What clients of Arrakis (`/v1/vms`) get their VMs from; `template` below `[arrakis]` is the same."),
     setting(SettingKey::ArrakisAuth, ("arrakis_auth", "PANDO_ARRAKIS_AUTH"), "`local`", "Which clients of Arrakis need an API key. `local`: all but programs of this machine, as long as the daemon listens on a loopback address and has no `public_url`. `always`: all."),
     setting(SettingKey::NetMibS, ("net_mib_s", "PANDO_NET_MIB_S"), "none", "The most, in MiB a second, that each sandbox may send, and receive, by its network."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
@@ -240,6 +240,11 @@ impl Config {
         self.path(SettingKey::StateDir).join("admin.key")
     }
 
+    /// The file that holds the key of what clients of Arrakis made without one.
+    pub(crate) fn arrakis_key_file(&self) -> PathBuf {
+        self.path(SettingKey::StateDir).join("arrakis.key")
+    }
+
     /// The key that commands send, if there is one to be had.
     pub(crate) fn api_key(&self) -> Option<String> {
         match self.get(SettingKey::ApiKey) {
@@ -283,6 +288,7 @@ impl Config {
             ("cache", self.path(SettingKey::CacheDir)),
             ("log", self.path(SettingKey::LogFile)),
             ("key", self.admin_key_file()),
+            ("arrakis_key", self.arrakis_key_file()),
             ("sockets", state.join("v1/sandboxes")),
         ]
     }
@@ -369,7 +375,6 @@ fn default_of(
         SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites | SettingKey::PortAccess => {
             "auto".to_owned()
         }
-        SettingKey::ArrakisTemplate => "base".to_owned(),
         SettingKey::ArrakisAuth => "local".to_owned(),
         SettingKey::PortBind => "127.0.0.1".to_owned(),
         SettingKey::PortRange => "20000-29999".to_owned(),
@@ -380,6 +385,7 @@ fn default_of(
         SettingKey::Url
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
+        | SettingKey::ArrakisTemplate
         | SettingKey::Dns
         | SettingKey::NetMibS
         | SettingKey::PublicUrl

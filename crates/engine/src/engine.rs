@@ -37,6 +37,9 @@ pub struct EngineConfig {
     pub cache_dir: PathBuf,
     /// The admin key's file, made at the first start.
     pub admin_key: PathBuf,
+    /// Tenants that are there from the start beside the one that runs the daemon, each with
+    /// its key's file, made at the first start.
+    pub tenants: Vec<(&'static str, PathBuf)>,
     /// `qemu-system-x86_64`.
     pub qemu: PathBuf,
     /// Which accelerator to use.
@@ -441,7 +444,10 @@ impl Inner {
         set_mode(&config.state_dir, 0o711)?;
         let lock = lock(&config.state_dir)?;
         let index = Index::open(&config.state_dir.join("pando.db"))?;
-        keys::ensure_admin(&index, &config.admin_key)?;
+        keys::ensure(&index, &config.admin_key, keys::DEFAULT_TENANT)?;
+        for (tenant, path) in &config.tenants {
+            keys::ensure(&index, path, tenant)?;
+        }
         let keys = index.keys()?;
         let host = Arc::new(Host::probe(&config)?);
         let layout = config.state_dir.join(LAYOUT);

@@ -139,7 +139,7 @@ impl Gate {
                 .await
                 .unwrap_or_else(ApiError::into_response),
             Door::Arrakis => self
-                .pass_arrakis(request)
+                .pass_arrakis(request, &host)
                 .await
                 .unwrap_or_else(ApiError::into_response),
             // Nothing is behind these yet.
@@ -171,11 +171,20 @@ impl Gate {
         Ok(answered.unwrap_or_else(|never| match never {}))
     }
 
-    async fn pass_arrakis(&self, mut request: Request) -> Result<Response, ApiError> {
+    async fn pass_arrakis(
+        &self,
+        mut request: Request,
+        host: &RequestHost,
+    ) -> Result<Response, ApiError> {
         let headers = request.headers();
         let caller = match key_of(headers).or_else(|| access::basic_key(headers)) {
             Some(key) => self.holder(key).await?,
-            None => self.inner.doors.keyless.caller(&request)?,
+            None if access::names_somebody(headers) => {
+                return Err(ApiError::Unauthorized(
+                    "this is no API key, or two that differ",
+                ));
+            }
+            None => self.inner.doors.keyless.caller(&request, host)?,
         };
         request.extensions_mut().insert(caller);
         let answered = self.inner.doors.arrakis.clone().oneshot(request).await;

@@ -20,6 +20,7 @@ mod to_the_end;
 mod urls;
 mod v1;
 
+pub use arrakis::TENANT as ARRAKIS_TENANT;
 pub use error::{ERRORS, ErrorRow, error_documentation};
 pub use urls::{BadPublicUrl, PublicUrl};
 
@@ -52,8 +53,9 @@ pub struct HttpConfig {
 /// How clients of Arrakis are served.
 #[derive(Clone, Debug)]
 pub struct ArrakisConfig {
-    /// What their VMs are made from.
-    pub template: TemplateRef,
+    /// What their VMs are made from; `None` is `desktop` where there is such a template, else
+    /// `base`.
+    pub template: Option<TemplateRef>,
     /// Whether they need a key, whoever they are.
     pub demands_key: bool,
 }

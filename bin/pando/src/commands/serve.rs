@@ -170,6 +170,7 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         state_dir: config.path(SettingKey::StateDir),
         cache_dir: config.path(SettingKey::CacheDir),
         admin_key: config.admin_key_file(),
+        tenants: vec![(pando_http::ARRAKIS_TENANT, config.arrakis_key_file())],
         qemu: find_program(config.get(SettingKey::Qemu)),
         accelerator: match wish(config.get(SettingKey::Accel)) {
             Some(wish) => wish,
@@ -218,7 +219,8 @@ fn public_url(config: &Config) -> anyhow::Result<Option<PublicUrl>> {
 }
 
 fn arrakis_config(config: &Config) -> anyhow::Result<ArrakisConfig> {
-    let template = config.get(SettingKey::ArrakisTemplate).parse();
+    let template = Some(config.get(SettingKey::ArrakisTemplate)).filter(|name| !name.is_empty());
+    let template = template.map(str::parse).transpose();
     let auth = config.get(SettingKey::ArrakisAuth);
     Ok(ArrakisConfig {
         template: template

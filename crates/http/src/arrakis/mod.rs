@@ -29,14 +29,14 @@ use pando_types::TemplateRef;
 use serde_json::{Value, json};
 
 /// Whose sandboxes are that were asked for without a key.
-pub(crate) const TENANT: &str = "arrakis";
+pub const TENANT: &str = "arrakis";
 
 /// What every handler of this door can use.
 #[derive(Clone)]
 pub(crate) struct Door {
     engine: Engine,
-    /// What VMs are made from.
-    template: TemplateRef,
+    /// What VMs are made from, if that was said.
+    template: Option<TemplateRef>,
 }
 
 /// Where its clients look: those of version 2 below `/v1`, older ones at the root.
@@ -80,7 +80,7 @@ pub(crate) fn every_route() -> Vec<(&'static str, String)> {
 }
 
 /// The router of this door.
-pub(crate) fn router(engine: Engine, template: TemplateRef) -> Router {
+pub(crate) fn router(engine: Engine, template: Option<TemplateRef>) -> Router {
     let mut router = Router::new();
     for prefix in PREFIXES {
         for (path, _, handler) in routes() {

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::response::Response;
 use pando_engine::request::{Caller, CreateSandbox, Rollback, Sandbox, TakeSnapshot};
 use pando_engine::{EngineError, OpenPort};
-use pando_types::{Name, SandboxState};
+use pando_types::{Name, SandboxState, TemplateRef};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -24,8 +24,12 @@ const FORWARDS: [(u16, &str); 6] = [
     (5740, "code"),
 ];
 
-/// The template whose VMs have a desktop, on the first of [`FORWARDS`].
+/// The template whose VMs have a desktop, on the first of [`FORWARDS`]; what VMs are made from
+/// where it was baked and nothing else was said.
 const DESKTOP: &str = "desktop";
+
+/// What they are made from otherwise.
+const BASE: &str = "base";
 
 /// A guest's address, the same in each; the network ends in its gateway.
 const INSIDE: &str = "10.0.2.15/24";
@@ -120,6 +124,22 @@ impl Door {
         .await
     }
 
+    /// What a new VM is made from.
+    async fn template(&self, caller: &Caller) -> Result<TemplateRef, ApiError> {
+        if let Some(said) = &self.template {
+            return Ok(said.clone());
+        }
+        let reference = |name: &str| {
+            let parsed = name.parse::<TemplateRef>();
+            parsed.map_err(|error| ApiError::Internal(error.to_string()))
+        };
+        let desktop = reference(DESKTOP)?;
+        match self.engine.has_template(caller, &desktop).await? {
+            true => Ok(desktop),
+            false => reference(BASE),
+        }
+    }
+
     async fn create(
         &self,
         caller: &Caller,
@@ -127,7 +147,10 @@ impl Door {
         snapshot: Option<String>,
     ) -> Result<Sandbox, ApiError> {
         let request = CreateSandbox {
-            template: snapshot.is_none().then(|| self.template.clone()),
+            template: match snapshot {
+                Some(_) => None,
+                None => Some(self.template(caller).await?),
+            },
             from: snapshot,
             name: Some(name),
             ..CreateSandbox::default()
@@ -174,7 +197,7 @@ pub(super) async fn health() -> Response {
     answer(&json!({ "status": "healthy", "timestamp": now.to_string() }))
 }
 
-/// Starts a VM: a new one, a known one that is off, or either from a snapshot.
+/// Starts a VM: a new one, a known one that is off or paused, or either from a snapshot.
 pub(super) async fn start(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
@@ -206,6 +229,10 @@ pub(super) async fn start(
             };
             let id = vm.id.as_str();
             door.engine.roll_back(&caller, id, back).await?.sandbox
+        }
+        // Its Python client has no other word to let a paused one go on.
+        (Some(vm), None) if vm.state == SandboxState::Paused => {
+            door.engine.resume(&caller, vm.id.as_str()).await?
         }
         (Some(vm), None) => door.engine.start(&caller, vm.id.as_str()).await?,
     };
@@ -246,8 +273,12 @@ pub(super) async fn change(
     match (request.status.as_str(), vm.state) {
         ("stopped", S::Stopped | S::Failed) | ("paused", S::Paused) | ("resume", S::Running) => {}
         ("stopped", S::Paused) => {
-            engine.resume(&caller, id).await?;
-            engine.stop(&caller, id).await?;
+            let (engine, id) = (engine.clone(), vm.id.clone());
+            to_the_end(async move {
+                engine.resume(&caller, id.as_str()).await?;
+                engine.stop(&caller, id.as_str()).await
+            })
+            .await?;
         }
         ("stopped", _) => drop(engine.stop(&caller, id).await?),
         ("paused", _) => drop(engine.pause(&caller, id).await?),
@@ -299,9 +330,7 @@ pub(super) async fn snapshot(
 ) -> Result<Response, ApiError> {
     let vm = door.get(&caller, &name).await?;
     let wanted = match request.snapshot_id.as_str() {
-        "" => jiff::Timestamp::now()
-            .strftime(&format!("snapshot-{name}-%Y%m%d-%H%M%S"))
-            .to_string(),
+        "" => name_of_the_moment(&name),
         named => named.to_owned(),
     };
     let parsed: Name = wanted
@@ -315,9 +344,27 @@ pub(super) async fn snapshot(
     Ok(answer(&json!({ "snapshotId": wanted })))
 }
 
+/// What a snapshot is called that was given no name: as this API's Python client names its own.
+fn name_of_the_moment(vm: &str) -> String {
+    let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+    // As much of a long name as leaves the whole a name: 9 characters before, 16 behind.
+    let vm: String = vm.chars().take(100).collect();
+    format!("snapshot-{vm}-{now}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_snapshot_without_a_name_gets_one() {
+        let longest = "x".repeat(128);
+        for vm in ["one", longest.as_str()] {
+            let name = name_of_the_moment(vm);
+            assert!(name.starts_with("snapshot-"), "{name}");
+            assert!(name.parse::<Name>().is_ok(), "{name}");
+        }
+    }
 
     #[test]
     fn every_state_has_one_of_the_words_that_clients_know() {
