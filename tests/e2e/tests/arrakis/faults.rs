@@ -1,12 +1,11 @@
 //! What went wrong with that API's own server, and does not here.
 
-use super::{JSON, keyless, run, start};
-use pando_testkit::{Answer, Footprint, Options, World};
+use super::{JSON, keyless, limited, owner, run, start, until};
+use pando_testkit::{Answer, Footprint, World};
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// Status of every VM, by name.
 fn statuses(world: &World) -> Vec<(String, String)> {
@@ -19,19 +18,7 @@ fn statuses(world: &World) -> Vec<(String, String)> {
 
 /// Waits for the only VM to be in this state; the daemon learns of it by itself.
 fn await_status(world: &World, status: &str) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while statuses(world)[0].1 != status {
-        assert!(Instant::now() < deadline, "{:?}", statuses(world));
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// A world in which nothing changes by itself.
-fn without_pool() -> World {
-    World::with(Options {
-        env: vec![("PANDO_WARM".to_owned(), "0".to_owned())],
-        ..Options::default()
-    })
+    until(status, || statuses(world)[0].1 == status);
 }
 
 fn send(world: &World, headers: &[(&str, &str)]) -> Answer {
@@ -41,7 +28,7 @@ fn send(world: &World, headers: &[(&str, &str)]) -> Answer {
 
 #[test]
 fn nobody_but_a_program_of_this_machine_passes_without_a_key() {
-    let mut world = without_pool();
+    let mut world = World::start();
     let before = Footprint::of(&world);
     for stranger in [
         ("origin", "http://evil.example"),
@@ -61,20 +48,31 @@ fn nobody_but_a_program_of_this_machine_passes_without_a_key() {
         assert!(refused.json()["error"]["message"].is_string());
     }
     for form in ["text/plain", "application/x-www-form-urlencoded"] {
-        assert_eq!(
-            send(&world, &[("content-type", form)]).status,
-            401,
-            "{form}"
-        );
+        let refused = send(&world, &[("content-type", form)]);
+        assert_eq!(refused.status, 415, "{form}");
     }
     assert_eq!(send(&world, &[]).status, 415, "no type at all");
+    let without_body = keyless(&world).send("POST", "/v1/vms", &[], b"");
+    assert_eq!(without_body.status, 415, "{}", without_body.text);
     assert_eq!(send(&world, &[JSON, ("host", "evil.example")]).status, 421);
     assert_eq!(Footprint::of(&world), before);
     // Reading is no less.
     let read = keyless(&world).send("GET", "/vms", &[("x-forwarded-for", "203.0.113.7")], b"");
     assert_eq!(read.status, 401);
-    // A daemon that others can reach opens to nobody.
+    // A name that is not this machine's may be a proxy's, and an address that others have.
     world.kill_daemon();
+    world.set_env("PANDO_PUBLIC_HOSTS", "pando.example");
+    world.start_daemon();
+    let named = keyless(&world).send("GET", "/v1/vms", &[("host", "pando.example")], b"");
+    assert_eq!(named.status, 401, "{}", named.text);
+    assert_eq!(keyless(&world).get("/v1/vms").status, 200);
+    world.kill_daemon();
+    world.set_env("PANDO_PUBLIC_URL", "https://*.sandboxes.example");
+    world.start_daemon();
+    assert_eq!(keyless(&world).get("/v1/vms").status, 401);
+    world.kill_daemon();
+    world.forget_env();
+    // A daemon that others can reach opens to nobody.
     world.start_daemon_at("0.0.0.0:0");
     let port = world.url().rsplit_once(':').unwrap().1.to_owned();
     let here = pando_testkit::Api::new(format!("http://127.0.0.1:{port}"), None);
@@ -98,13 +96,38 @@ fn the_door_sees_and_destroys_only_its_own() {
     }
     // An id, or the beginning of one, is no name.
     assert_eq!(door.get("/v1/vms/s").status, 404);
+    // Snapshots are no less apart.
+    world.ok(["snapshot", &ours, "--name", "of-ours"]);
+    let foreign = door.post(
+        "/v1/vms",
+        &json!({ "vmName": "x", "snapshotId": "of-ours" }),
+    );
+    assert_eq!(foreign.status, 404, "{}", foreign.text);
+    // Who runs the daemon has a key to what was made without one.
+    let id = run(&world, "theirs", "hostname");
+    let kept = door.post(
+        "/v1/vms/theirs/snapshots",
+        &json!({ "snapshotId": "of-theirs" }),
+    );
+    assert_eq!(kept.status, 200, "{}", kept.text);
+    let owner = owner(&world);
+    let listed = owner.get("/v1/sandboxes").json();
+    assert_eq!(listed["sandboxes"][0]["id"], id, "{listed}");
+    assert_eq!(listed["sandboxes"].as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(owner.delete("/v1/snapshots/of-theirs").status, 204);
+    let gone = door.post(
+        "/v1/vms",
+        &json!({ "vmName": "x", "snapshotId": "of-theirs" }),
+    );
+    assert_eq!(gone.status, 404, "{}", gone.text);
     assert_eq!(door.delete("/v1/vms").status, 200);
+    assert_eq!(owner.get("/v1/sandboxes").json()["sandboxes"], json!([]));
     assert_eq!(world.ok(["ls", "-q"]), ours);
 }
 
 #[test]
 fn no_name_leads_out_of_its_place_and_no_file_of_the_host_in() {
-    let world = without_pool();
+    let world = World::start();
     start(&world, "one");
     let door = keyless(&world);
     let kept = door.post("/v1/vms/one/snapshots", &json!({ "snapshotId": "kept" }));
@@ -135,21 +158,37 @@ fn no_name_leads_out_of_its_place_and_no_file_of_the_host_in() {
 }
 
 #[test]
-fn ports_of_the_host_come_back() {
-    let range = ("PANDO_PORT_RANGE".to_owned(), "23700-23704".to_owned());
-    let world = World::with(Options {
-        env: vec![range],
-        ..Options::default()
-    });
+fn ports_of_the_host_come_back_and_what_cannot_start_leaves_nothing() {
+    let world = limited("PANDO_PORT_RANGE", "23700-23704");
+    let door = keyless(&world);
     for round in 0..3 {
-        let vm = start(&world, &format!("round-{round}"));
+        let name = format!("round-{round}");
+        let vm = start(&world, &name);
         assert_eq!(vm["portForwards"].as_array().unwrap().len(), 5, "{vm}");
-        // None is left for another, which leaves nothing.
-        let refused = keyless(&world).post("/v1/vms", &json!({ "vmName": "too-many" }));
-        assert_eq!(refused.status, 503, "{}", refused.text);
+        let kept = door.post(
+            &format!("/v1/vms/{name}/snapshots"),
+            &json!({ "snapshotId": name }),
+        );
+        assert_eq!(kept.status, 200, "{}", kept.text);
+        // No port is left for another, be it new or from a snapshot.
+        let before = Footprint::of(&world);
+        for request in [
+            json!({ "vmName": "too-many" }),
+            json!({ "vmName": "too-many", "snapshotId": name }),
+        ] {
+            let refused = door.post("/v1/vms", &request);
+            assert_eq!(refused.status, 503, "{}", refused.text);
+        }
+        assert_eq!(Footprint::of(&world), before);
         assert_eq!(statuses(&world).len(), 1);
-        assert_eq!(keyless(&world).delete("/v1/vms").status, 200);
+        assert_eq!(door.delete("/v1/vms").status, 200);
     }
+    // What was refused for them can be had now.
+    let restored = door.post(
+        "/v1/vms",
+        &json!({ "vmName": "too-many", "snapshotId": "round-0" }),
+    );
+    assert_eq!(restored.status, 200, "{}", restored.text);
 }
 
 #[test]
@@ -194,22 +233,90 @@ fn two_that_start_the_same_name_make_one() {
     assert_eq!(run(&world, "one", "echo lives"), "lives");
 }
 
-#[test]
-fn a_client_that_hangs_up_leaves_no_vm_standing() {
-    let world = World::start();
-    start(&world, "one");
+/// Sends a request and gives the connection, on which nothing was read.
+fn begin(world: &World, path: &str, body: &Value) -> TcpStream {
     let address = world.url().replace("http://", "");
-    let body = json!({ "snapshotId": "cut-off" }).to_string();
+    let body = body.to_string();
     let mut stream = TcpStream::connect(&address).unwrap();
     let head = format!(
-        "POST /v1/vms/one/snapshots HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
-    drop(stream);
+    stream
+}
+
+#[test]
+fn a_client_that_hangs_up_leaves_no_vm_standing_and_none_half_made() {
+    let world = World::start();
+    start(&world, "one");
+    let owner = owner(&world);
+    drop(begin(
+        &world,
+        "/v1/vms/one/snapshots",
+        &json!({ "snapshotId": "cut-off" }),
+    ));
     assert_eq!(run(&world, "one", "echo lives"), "lives");
     assert_eq!(statuses(&world), [("one".to_owned(), "RUNNING".to_owned())]);
+    // Taken whole or not at all.
+    let kept = owner.get("/v1/snapshots").json();
+    if kept["snapshots"] != json!([]) {
+        let request = json!({ "vmName": "one", "snapshotId": "cut-off" });
+        assert_eq!(keyless(&world).post("/v1/vms", &request).status, 200);
+    }
+    let before = Footprint::of(&world);
+    let starting = begin(&world, "/v1/vms", &json!({ "vmName": "two" }));
+    until("it is begun", || statuses(&world).len() == 2);
+    drop(starting);
+    until("it is there or gone", || match statuses(&world).get(1) {
+        None => true,
+        Some((_, status)) => status == "RUNNING",
+    });
+    // It was there before the client had gone, and is whole, or it is gone without a trace.
+    if statuses(&world).len() == 2 {
+        assert_eq!(run(&world, "two", "echo whole"), "whole");
+        assert_eq!(keyless(&world).delete("/v1/vms/two").status, 200);
+    }
+    until("nothing is left of it", || Footprint::of(&world) == before);
+    start(&world, "two");
+}
+
+#[test]
+fn a_snapshot_costs_what_changed_and_a_restored_vm_is_like_any() {
+    let world = World::start();
+    let door = keyless(&world);
+    let keep = |vm: &str, id: &str| {
+        let kept = door.post(
+            &format!("/v1/vms/{vm}/snapshots"),
+            &json!({ "snapshotId": id }),
+        );
+        assert_eq!(kept.status, 200, "{}", kept.text);
+    };
+    let restore = |vm: &str, id: &str| {
+        let request = json!({ "vmName": vm, "snapshotId": id });
+        let restored = door.post("/v1/vms", &request);
+        assert_eq!(restored.status, 200, "{}", restored.text);
+    };
+    start(&world, "v0");
+    for generation in 0..3 {
+        let (vm, next) = (format!("v{generation}"), format!("v{}", generation + 1));
+        run(&world, &vm, &format!("echo {generation} >> generations"));
+        keep(&vm, &format!("s{generation}"));
+        restore(&next, &format!("s{generation}"));
+    }
+    assert_eq!(run(&world, "v3", "cat generations"), "0\n1\n2");
+    assert_eq!(run(&world, "v0", "cat generations"), "0");
+    // The one it came from may go.
+    assert_eq!(door.delete("/v1/vms/v0").status, 200);
+    restore("v3", "s0");
+    assert_eq!(run(&world, "v3", "cat generations"), "0");
+    // 512 MiB of memory and a disk of GiB are not copied.
+    let kept = owner(&world).get("/v1/snapshots").json();
+    for snapshot in kept["snapshots"].as_array().unwrap() {
+        let bytes = snapshot["bytes"].as_u64().unwrap();
+        assert!(bytes > 0 && bytes < 64 << 20, "{snapshot}");
+    }
 }
 
 #[test]

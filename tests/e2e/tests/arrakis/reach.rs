@@ -1,11 +1,10 @@
 //! Who reaches whom: guests, their neighbours, the host, and the API that made them.
 
-use super::{keyless, limited, run, start};
-use pando_testkit::{Api, World};
+use super::{keyless, limited, owner, run, start};
+use pando_testkit::{Api, Footprint, World};
 use serde_json::{Value, json};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
 
 /// Serves the guest's name on the port, and waits until it does.
 const SERVE: &str = "mkdir -p /srv/www && hostname > /srv/www/index.html; \
@@ -86,7 +85,7 @@ fn a_vm_is_jailed_and_the_host_is_left_as_it_was() {
     assert_eq!(interfaces(), before);
     let id = run(&world, "one", "hostname");
     // What was made without a key is as isolated as what was made with one.
-    let owner = super::owner(&world);
+    let owner = owner(&world);
     let theirs = owner.get(&format!("/v1/sandboxes/{id}")).json();
     let ours = world.inspect(&world.create());
     assert_eq!(theirs["isolation"]["layers"], ours["isolation"]["layers"]);
@@ -106,10 +105,10 @@ fn a_vm_is_jailed_and_the_host_is_left_as_it_was() {
 fn one_too_many_is_refused_and_nothing_is_left_of_it() {
     let world = limited("PANDO_MAX_SANDBOXES", "1");
     start(&world, "one");
-    let before = pando_testkit::Footprint::of(&world);
+    let before = Footprint::of(&world);
     let refused = keyless(&world).post("/v1/vms", &json!({ "vmName": "two" }));
     assert_eq!(refused.status, 429, "{}", refused.text);
-    assert_eq!(pando_testkit::Footprint::of(&world), before);
+    assert_eq!(Footprint::of(&world), before);
     assert_eq!(run(&world, "one", "echo lives"), "lives");
     // The limit is of the door's tenant: others have their own.
     world.create();
@@ -137,13 +136,4 @@ fn a_port_that_another_program_has_is_left_to_it() {
     let mut byte = [0];
     server.read_exact(&mut byte).unwrap();
     assert_eq!(&byte, b"x");
-}
-
-/// Waits until a condition of the world holds.
-pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
