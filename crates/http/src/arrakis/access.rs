@@ -61,13 +61,13 @@ impl Keyless {
     /// By how the daemon is reached.
     pub(crate) fn of(demands_key: bool, on_loopback: bool, has_public_url: bool) -> Self {
         match (demands_key, on_loopback, has_public_url) {
-            (true, ..) => Self::Refused("this daemon wants an API key at every door"),
+            (true, ..) => Self::Refused("this daemon wants an API key from everybody"),
             (_, false, _) => Self::Refused(
-                "this needs an API key, since the daemon listens for other machines too",
+                "this daemon listens for other machines too: it wants an API key from everybody",
             ),
-            (_, _, true) => {
-                Self::Refused("this needs an API key, since the daemon has a public address")
-            }
+            (_, _, true) => Self::Refused(
+                "this daemon has a public address: it wants an API key from everybody",
+            ),
             (false, true, false) => Self::Allowed,
         }
     }
@@ -80,7 +80,7 @@ impl Keyless {
         let peer = request.extensions().get::<Peer>();
         if !peer.is_some_and(|peer| peer.0.is_loopback()) {
             return Err(ApiError::Unauthorized(
-                "this needs an API key from other machines",
+                "a request from another machine needs an API key",
             ));
         }
         check(request, host).map_err(ApiError::Unauthorized)?;
@@ -97,7 +97,7 @@ impl Keyless {
 fn check(request: &Request, host: &RequestHost) -> Result<(), &'static str> {
     let headers = request.headers();
     if headers.contains_key(header::ORIGIN) {
-        return Err("this needs an API key from a web page");
+        return Err("a request of a web page needs an API key");
     }
     // What a person types is of no site.
     if headers
@@ -105,7 +105,7 @@ fn check(request: &Request, host: &RequestHost) -> Result<(), &'static str> {
         .iter()
         .any(|site| site != "none")
     {
-        return Err("this needs an API key from a web page");
+        return Err("a request of a web page needs an API key");
     }
     let forwarded = headers
         .keys()
@@ -113,10 +113,10 @@ fn check(request: &Request, host: &RequestHost) -> Result<(), &'static str> {
         .any(|name| name.starts_with(FORWARDING_PREFIX) || FORWARDING.contains(&name));
     // No client of this API speaks HTTP/1.0; nginx does to what is behind it, and adds nothing.
     if forwarded || request.version() < Version::HTTP_11 {
-        return Err("this needs an API key through a proxy");
+        return Err("a request that comes through a proxy needs an API key");
     }
     if !host.is_this_machine() {
-        return Err("this needs an API key under another name than `localhost`");
+        return Err("a request to another name than `localhost` needs an API key");
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Where commands run and relative paths begin.
 const PLACE: &str = "/tmp/server_files";
@@ -26,11 +27,14 @@ const SEARCH_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Makes the place, goes there, and lets the command's two outputs come as one, in order.
 const PREPARE: &str =
-    "mkdir -p /tmp/server_files && cd /tmp/server_files && exec 2>&1 && exec bash -c \"$1\"";
+    "exec 2>&1; mkdir -p /tmp/server_files && cd /tmp/server_files && exec bash -c \"$1\"";
 
 /// Bytes of all files that are downloaded in one answer, which is put together in memory;
 /// `/v1/sandboxes/{id}/files` streams any number.
 const DOWNLOAD_BYTES: usize = 64 << 20;
+
+/// What one file takes at most: some, such as `/proc/kmsg`, do not end.
+const DOWNLOAD_TIME: Duration = Duration::from_secs(60);
 
 /// Files of one download: more than fit into a request's first line have no names.
 const DOWNLOAD_FILES: usize = 1024;
@@ -201,9 +205,16 @@ pub(super) async fn download(
 
 async fn read(service: &GuestFiles<'_>, path: &str, limit: usize) -> Result<String, ApiError> {
     guest_files::check_path(path)?;
-    let response = service.transfer(Method::GET, path, HeaderMap::new(), Body::empty());
-    let bytes = guest_files::read_at_most(response.await?, limit).await?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let whole = async {
+        let response = service.transfer(Method::GET, path, HeaderMap::new(), Body::empty());
+        guest_files::read_at_most(response.await?, limit).await
+    };
+    let bytes = tokio::time::timeout(DOWNLOAD_TIME, whole).await;
+    let bytes = bytes.map_err(|_| {
+        let seconds = DOWNLOAD_TIME.as_secs();
+        ApiError::InvalidPath(format!("path '{path}' does not end within {seconds} s"))
+    })?;
+    Ok(String::from_utf8_lossy(&bytes?).into_owned())
 }
 
 /// What is said in a file's place; an error that is not the file's is the whole answer's.

@@ -19,12 +19,15 @@ mod vms;
 
 use crate::error::{ApiError, Refusal};
 use crate::gate::{no_method, no_route};
-use axum::Router;
 use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
 use http::{HeaderValue, StatusCode, header};
 use pando_engine::Engine;
+use pando_engine::request::Caller;
 use pando_types::TemplateRef;
 use serde_json::{Value, json};
 
@@ -87,10 +90,33 @@ pub(crate) fn router(engine: Engine, template: Option<TemplateRef>) -> Router {
             router = router.route(&format!("{prefix}{path}"), handler);
         }
     }
+    let door = Door { engine, template };
     router
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .with_state(Door { engine, template })
+        .layer(middleware::from_fn_with_state(door.clone(), by_names))
+        .with_state(door)
+}
+
+/// Has refusals speak of VMs by their names: this door's clients never see an id.
+async fn by_names(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut response = next.run(request).await;
+    if let Some(refusal) = response.extensions_mut().get_mut::<Refusal>()
+        && let Ok(all) = door.engine.list(&caller).await
+    {
+        for vm in all {
+            if let Some(name) = vm.name {
+                let message = refusal.message.replace(vm.id.as_str(), name.as_str());
+                refusal.message = message;
+            }
+        }
+    }
+    response
 }
 
 /// A JSON object with a newline behind it, as this API's own server writes them.

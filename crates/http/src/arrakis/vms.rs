@@ -10,7 +10,7 @@ use axum::response::Response;
 use pando_engine::request::{Caller, CreateSandbox, Rollback, Sandbox, TakeSnapshot};
 use pando_engine::{EngineError, OpenPort};
 use pando_types::{Name, SandboxState, TemplateRef};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 /// The ports that a VM has on the host from its start, with what they are for. The first is
@@ -34,21 +34,31 @@ const BASE: &str = "base";
 /// A guest's address, the same in each; the network ends in its gateway.
 const INSIDE: &str = "10.0.2.15/24";
 
-/// A request to start a VM. Strings that are empty count as left out.
+/// A request to start a VM. Strings that are empty or null count as left out.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct StartVm {
+    #[serde(deserialize_with = "text")]
     vm_name: String,
+    #[serde(deserialize_with = "text")]
     snapshot_id: String,
+    #[serde(deserialize_with = "text")]
     kernel: String,
+    #[serde(deserialize_with = "text")]
     initramfs: String,
+    #[serde(deserialize_with = "text")]
     rootfs: String,
+}
+
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A request to put a VM into another state.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ChangeVm {
+    #[serde(deserialize_with = "text")]
     status: String,
 }
 
@@ -56,6 +66,7 @@ pub(super) struct ChangeVm {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct KeepVm {
+    #[serde(deserialize_with = "text")]
     snapshot_id: String,
 }
 

@@ -426,6 +426,48 @@ fn what_is_asked_wrongly_is_refused_in_this_apis_words() {
         );
     }
     assert_eq!(door.get("/v1/vms/none/files").status, 400);
+    // What is null is left out, as in that API.
+    let request = json!({ "vmName": "one", "snapshotId": null, "kernel": null });
+    let started = door.post("/v1/vms", &request);
+    assert_eq!(started.status, 200, "{}", started.text);
+    // VMs are spoken of by their names.
+    let again = door.post("/v1/vms", &json!({ "vmName": "one" }));
+    assert_eq!(
+        (again.status, &again.json()["error"]["message"]),
+        (409, &json!("sandbox `one` is running: cannot start it"))
+    );
+    let command = json!({ "cmd": "truncate -s 65M /large; rm -rf /tmp/server_files; touch /tmp/server_files" });
+    assert_eq!(door.post("/v1/vms/one/cmd", &command).status, 200);
+    let ran = door
+        .post("/v1/vms/one/cmd", &json!({ "cmd": "echo" }))
+        .json();
+    assert_eq!(ran["error"], "exit status 1", "{ran}");
+    assert!(
+        ran["output"].as_str().unwrap().contains("server_files"),
+        "{ran}"
+    );
+    // What is no file of text says so in its place, and the others are read.
+    let files = door
+        .get("/v1/vms/one/files?paths=/dev/zero,/etc,/etc/hostname,/large")
+        .json();
+    let error = |at: usize| files["files"][at]["error"].as_str().unwrap().to_owned();
+    assert!(error(0).starts_with("Failed to read file: "), "{files}");
+    assert!(error(1).starts_with("Failed to read file: "), "{files}");
+    assert_eq!(error(2), "", "{files}");
+    assert!(error(3).contains("at most 64 MiB"), "{}", error(3));
+    let stop = json!({ "status": "stopped" }).to_string();
+    let stopped = door.send("PATCH", "/v1/vms/one", &[JSON], stop.as_bytes());
+    assert_eq!(stopped.status, 200, "{}", stopped.text);
+    for refused in [
+        door.get("/v1/vms/one/files?paths=/etc/hostname"),
+        door.post("/v1/vms/one/cmd", &json!({ "cmd": "id" })),
+        door.post("/v1/vms/one/snapshots", &json!({})),
+        door.send("PATCH", "/v1/vms/one", &[JSON], br#"{"status":"resume"}"#),
+    ] {
+        assert_eq!(refused.status, 409, "{}", refused.text);
+        let message = refused.json()["error"]["message"].to_string();
+        assert!(message.contains("`one` is stopped"), "{message}");
+    }
     let large = json!({ "cmd": "x".repeat(13 << 20) });
     assert_eq!(door.post("/v1/vms/none/cmd", &large).status, 413);
 }
