@@ -71,13 +71,20 @@ pub(super) struct KeepVm {
 }
 
 impl Door {
+    /// The caller's VMs: sandboxes with a name, since this API knows them by nothing else.
+    async fn all(&self, caller: &Caller) -> Result<Vec<Sandbox>, ApiError> {
+        let mut all = self.engine.list(caller).await?;
+        all.retain(|vm| vm.name.is_some());
+        Ok(all)
+    }
+
     /// The VM of this name, and nothing that merely begins like it.
     pub(super) async fn find(
         &self,
         caller: &Caller,
         name: &str,
     ) -> Result<Option<Sandbox>, ApiError> {
-        let all = self.engine.list(caller).await?;
+        let all = self.all(caller).await?;
         let named = |vm: &Sandbox| vm.name.as_ref().is_some_and(|own| own.as_str() == name);
         Ok(all.into_iter().find(named))
     }
@@ -255,7 +262,7 @@ pub(super) async fn list(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    let all = door.engine.list(&caller).await?;
+    let all = door.all(&caller).await?;
     let described = all.iter().map(|vm| door.describe(&caller, vm));
     let vms = described.collect::<Result<Vec<_>, _>>()?;
     Ok(answer(&json!({ "vms": vms })))
@@ -319,7 +326,7 @@ pub(super) async fn destroy_all(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    let all = door.engine.list(&caller).await?;
+    let all = door.all(&caller).await?;
     let removals = all
         .iter()
         .map(|vm| door.engine.remove(&caller, vm.id.as_str()));

@@ -116,8 +116,10 @@ fn with_a_key_the_client_sees_what_is_its_tenants() {
     world.start_daemon();
     assert_eq!(keyless(&world).get("/v1/vms").status, 401);
     let id = world.ok(["create", "--name", "ours"]);
+    let nameless = world.create();
     let listed = world.api().get("/v1/vms").json();
     assert_eq!(listed["vms"][0]["vmName"], "ours", "{listed}");
+    assert_eq!(listed["vms"].as_array().unwrap().len(), 1, "{listed}");
     // The library under the client finds the key in the user's own file.
     let home = world.scratch("home");
     fs::create_dir(&home).unwrap();
@@ -134,6 +136,9 @@ fn with_a_key_the_client_sees_what_is_its_tenants() {
             .args(["-c", script, &world.url()]),
     );
     assert_eq!(said, format!("ours {id}\n"));
+    // What it cannot name it does not destroy.
+    assert_eq!(world.api().delete("/v1/vms").status, 200);
+    assert_eq!(world.ok(["ls", "-q"]), nameless);
 }
 
 #[test]
