@@ -223,7 +223,7 @@ fn a_vm_that_died_says_so_and_its_name_can_be_used_again() {
 #[test]
 fn two_that_start_the_same_name_make_one() {
     let world = World::start();
-    let both: Vec<u16> = std::thread::scope(|scope| {
+    let mut both: Vec<u16> = std::thread::scope(|scope| {
         let starting: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
@@ -237,9 +237,8 @@ fn two_that_start_the_same_name_make_one() {
             .map(|one| one.join().unwrap())
             .collect()
     });
-    let mut sorted = both.clone();
-    sorted.sort_unstable();
-    assert_eq!(sorted, [200, 409]);
+    both.sort_unstable();
+    assert_eq!(both, [200, 409]);
     assert_eq!(statuses(&world), [("one".to_owned(), "RUNNING".to_owned())]);
     assert_eq!(run(&world, "one", "echo lives"), "lives");
 }

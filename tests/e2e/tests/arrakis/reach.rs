@@ -145,12 +145,8 @@ fn a_port_that_another_program_has_is_left_to_it() {
     let vm = start(&world, "one");
     let forwards = vm["portForwards"].as_array().unwrap();
     assert_eq!(forwards.len(), 5, "{vm}");
-    assert!(
-        forwards
-            .iter()
-            .all(|forward| forward["hostPort"] != port.to_string()),
-        "{vm}"
-    );
+    let theirs = json!(port.to_string());
+    assert!(forwards.iter().all(|one| one["hostPort"] != theirs), "{vm}");
     // Who connects there finds the program that has it.
     let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
     client.write_all(b"x").unwrap();
