@@ -14,6 +14,7 @@ use crate::dispatch::{Destination, Door, GuestTarget, dispatch};
 use crate::error::{ApiError, Refusal};
 use crate::host::{HostRules, RequestHost};
 use crate::metrics::Metrics;
+use crate::proxy::Connection;
 use crate::{arrakis, e2b, proxy};
 use axum::Router;
 use axum::body::Body;
@@ -50,6 +51,8 @@ pub(crate) struct Doors {
     pub(crate) arrakis: Router,
     /// Whom the Arrakis door lets in without a key.
     pub(crate) keyless: Keyless,
+    /// Whether a connection may be a sandbox's; may take a moment.
+    pub(crate) of_a_sandbox: fn(Connection) -> bool,
     pub(crate) guest: GuestDoor,
 }
 
@@ -184,11 +187,28 @@ impl Gate {
                     "this is no API key, or two that differ",
                 ));
             }
-            None => self.inner.doors.keyless.caller(&request, host)?,
+            None => {
+                let caller = self.inner.doors.keyless.caller(&request, host)?;
+                let connection = request.extensions().get().copied();
+                self.check_account(connection).await?;
+                caller
+            }
         };
         request.extensions_mut().insert(caller);
         let answered = self.inner.doors.arrakis.clone().oneshot(request).await;
         Ok(answered.unwrap_or_else(|never| match never {}))
+    }
+
+    /// Refuses what took over a shim: it is a program of this machine too, and no user's.
+    async fn check_account(&self, connection: Option<Connection>) -> Result<(), ApiError> {
+        let check = self.inner.doors.of_a_sandbox;
+        let theirs = tokio::task::spawn_blocking(move || connection.is_none_or(check)).await;
+        match theirs {
+            Ok(false) => Ok(()),
+            _ => Err(ApiError::Unauthorized(
+                "a request of an account of sandboxes needs an API key",
+            )),
+        }
     }
 
     async fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {

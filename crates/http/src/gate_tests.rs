@@ -4,8 +4,11 @@ use axum::routing::{get, post};
 use http_body_util::BodyExt;
 use pando_types::limits::JSON_BODY_BYTES;
 use serde_json::{Value, json};
+use std::net::IpAddr;
 
 const KEY: &str = "pando_0123456789012345678901234567890123456789";
+/// The port from which sandboxes' processes come.
+const OF_A_SANDBOX: u16 = 41_000;
 const ID: &str = "s0123456789abcdefghi";
 
 #[derive(serde::Deserialize)]
@@ -75,6 +78,7 @@ fn gate_with(keyless: Keyless) -> Gate {
         native,
         arrakis,
         keyless,
+        of_a_sandbox: |connection| connection.client.port() == OF_A_SANDBOX,
         guest,
     };
     Gate::new(rules, key_check, doors, Arc::default())
@@ -124,8 +128,16 @@ async fn send_to(
         request = request.header(*name, *value);
     }
     let mut request = request.body(body.into()).unwrap();
-    let peer = proxy::Peer("127.0.0.1".parse().unwrap());
-    request.extensions_mut().insert(peer);
+    // A header that only these tests know says where a request comes from.
+    let port = request.headers_mut().remove("test-port");
+    let port = port.map_or(40_000, |port| port.to_str().unwrap().parse().unwrap());
+    let here: IpAddr = "127.0.0.1".parse().unwrap();
+    let extensions = request.extensions_mut();
+    extensions.insert(proxy::Peer(here));
+    extensions.insert(Connection {
+        client: (here, port).into(),
+        server: (here, 7000).into(),
+    });
     let response = gate.serve(request).await;
     let (parts, body) = response.into_parts();
     let bytes = body.collect().await.unwrap().to_bytes();
@@ -423,6 +435,11 @@ async fn the_arrakis_door_without_a_key_is_closed_to_pages_proxies_and_other_nam
         let answered = refused(method, "/v1/vms", &headers, body).await;
         assert_eq!(answered, status, "{method} {headers:?} {body}");
     }
+    // What took over a sandbox's shim.
+    let taken_over = ("test-port", "41000");
+    assert_eq!(refused("GET", "/v1/vms", &[taken_over], "").await, 401);
+    let keyed = send("GET", "/v1/vms", &[taken_over, AUTHORIZED], "").await;
+    assert_eq!(keyed.text, "default");
     // A name that was pointed here, and one of ours that a proxy may have.
     for host in ["evil.example", "localhost.evil.example", "10.0.0.1"] {
         let answer = send("GET", "/v1/vms", &[("host", host)], "").await;

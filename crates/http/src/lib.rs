@@ -100,6 +100,9 @@ pub async fn serve(
         native,
         arrakis,
         keyless,
+        of_a_sandbox: |connection| {
+            pando_engine::may_be_of_a_sandbox(connection.client, connection.server)
+        },
         guest,
     };
     let gate = Gate::new(rules, key_check, doors, metrics);

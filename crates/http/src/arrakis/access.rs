@@ -5,6 +5,7 @@
 //! another machine is none of these, and each leaves a trace that is looked for here.
 //!
 //! ```text
+//!   a sandbox           the account of its processes (`Doors::of_a_sandbox`), where it has one
 //!   another machine     peer not loopback; daemon not on loopback, or with a public URL
 //!   a proxy             a header that proxies add, a name that is not this machine's, HTTP/1.0
 //!   a web page          Origin, Sec-Fetch-Site; a body, or a POST or PATCH, not declared as JSON
