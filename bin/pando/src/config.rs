@@ -98,7 +98,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
     setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
     setting(SettingKey::ArrakisTemplate, ("arrakis_template", "PANDO_ARRAKIS_TEMPLATE"), "`desktop` where that is baked, else `base`", "What clients of Arrakis (`/v1/vms`) get their VMs from; `template` below `[arrakis]` is the same."),
-    setting(SettingKey::ArrakisAuth, ("arrakis_auth", "PANDO_ARRAKIS_AUTH"), "`local`", "Which clients of Arrakis need an API key. `local`: all but programs of this machine, as long as the daemon listens on a loopback address and has no `public_url`. `always`: all."),
+    setting(SettingKey::ArrakisAuth, ("arrakis_auth", "PANDO_ARRAKIS_AUTH"), "`local`", "Which clients of Arrakis need an API key. `local`: all but programs of this machine, as long as the daemon listens on a loopback address and has no `public_url` and no `public_hosts`. `always`: all."),
     setting(SettingKey::NetMibS, ("net_mib_s", "PANDO_NET_MIB_S"), "none", "The most, in MiB a second, that each sandbox may send, and receive, by its network."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),

@@ -73,11 +73,13 @@ pub async fn serve(
     let address = listener.local_addr()?;
     let mut hosts = config.public_hosts;
     hosts.extend(config.public_url.iter().flat_map(PublicUrl::hosts));
+    // It has these for what stands before it and passes others' requests on.
+    let is_public = !hosts.is_empty();
     let rules = HostRules::new(address.ip(), hosts);
     let keyless = Keyless::of(
         config.arrakis.demands_key,
         address.ip().is_loopback(),
-        config.public_url.is_some(),
+        is_public,
     );
     let arrakis = arrakis::router(engine.clone(), config.arrakis.template);
     let urls = Arc::new(Urls::new(config.public_url, address.port()));

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   a sandbox           the account of its processes (`Doors::of_a_sandbox`), where it has one
-//!   another machine     peer not loopback; daemon not on loopback, or with a public URL
+//!   another machine     peer not loopback; daemon not on loopback, or publicly known
 //!   a proxy             a header that proxies add, a name that is not this machine's, HTTP/1.0
 //!   a web page          Origin, Sec-Fetch-Site; a body, or a POST or PATCH, not declared as JSON
 //!   its own name here   a Host that is not this machine's (DNS rebinding)
@@ -60,15 +60,15 @@ pub(crate) enum Keyless {
 
 impl Keyless {
     /// By how the daemon is reached.
-    pub(crate) fn of(demands_key: bool, on_loopback: bool, has_public_url: bool) -> Self {
-        match (demands_key, on_loopback, has_public_url) {
+    pub(crate) fn of(demands_key: bool, on_loopback: bool, is_public: bool) -> Self {
+        match (demands_key, on_loopback, is_public) {
             (true, ..) => Self::Refused("this daemon wants an API key from everybody"),
             (_, false, _) => Self::Refused(
                 "this daemon listens for other machines too: it wants an API key from everybody",
             ),
-            (_, _, true) => Self::Refused(
-                "this daemon has a public address: it wants an API key from everybody",
-            ),
+            (_, _, true) => {
+                Self::Refused("this daemon has a public name: it wants an API key from everybody")
+            }
             (false, true, false) => Self::Allowed,
         }
     }
