@@ -98,13 +98,15 @@ pub(crate) fn router(engine: Engine, template: Option<TemplateRef>) -> Router {
         .with_state(door)
 }
 
-/// Has refusals speak of VMs by their names: this door's clients never see an id.
+/// Tells the engine of a request, and has its refusal speak of VMs by their names: this door's
+/// clients never see an id.
 async fn by_names(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
     request: Request,
     next: Next,
 ) -> Response {
+    door.engine.came_without_key();
     let mut response = next.run(request).await;
     if let Some(refusal) = response.extensions_mut().get_mut::<Refusal>()
         && let Ok(all) = door.engine.list(&caller).await
