@@ -4,6 +4,7 @@
 mod faults;
 mod reach;
 mod replay;
+mod words;
 
 use pando_testkit::{Api, Options, World};
 use serde_json::{Value, json};
