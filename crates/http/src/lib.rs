@@ -15,6 +15,7 @@ mod metrics;
 mod process;
 mod proxy;
 mod server;
+mod trace;
 mod urls;
 mod v1;
 
