@@ -76,7 +76,7 @@ impl Engine {
             ..Default::default()
         };
         let running = self.run_to_end(&entry, &shim, request);
-        let response = self.observed(Operation::Exec, running).await?;
+        let response = self.observed(Operation::Exec, &entry.id, running).await?;
         let result = convert::exec_result(response);
         match ended_with_guest(&result.exit, &shim) {
             true => Err(cut_off(&entry, &shim)),

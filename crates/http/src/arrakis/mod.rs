@@ -19,6 +19,7 @@ mod vms;
 
 use crate::error::{ApiError, Refusal};
 use crate::gate::{no_method, no_route};
+use crate::trace;
 use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -88,6 +89,7 @@ pub(crate) fn router(engine: Engine, template: TemplateRef) -> Router {
         }
     }
     router
+        .route_layer(axum::middleware::from_fn(trace::name_route))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(Door { engine, template })
