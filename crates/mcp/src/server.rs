@@ -39,12 +39,6 @@ pub(crate) trait Link: Send + Sync + 'static {
     fn client(&self, extensions: &Extensions) -> Result<Client, ClientError>;
 }
 
-impl Link for Client {
-    fn client(&self, _: &Extensions) -> Result<Client, ClientError> {
-        Ok(self.clone())
-    }
-}
-
 /// What a tool is given beside its arguments.
 #[derive(Clone)]
 pub(crate) struct Call {

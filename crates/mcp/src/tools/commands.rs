@@ -41,17 +41,17 @@ const SHELL: &str = r#"command -v bash >/dev/null 2>&1 && exec bash -c "$1"; exe
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunCommand {
-    /// Id or name.
+    /// Id or name; or give `vm_name`.
     sandbox: Option<String>,
     /// The same as `sandbox`.
     vm_name: Option<String>,
-    /// A command line for bash.
+    /// A command line for bash; or give `argv`.
     cmd: Option<String>,
     /// Instead of `cmd`: program and arguments, no shell.
     argv: Option<Vec<String>>,
     /// Working directory; the home directory when left out.
     cwd: Option<String>,
-    /// Added to the environment.
+    /// Added to the environment; nothing when left out.
     #[serde(default)]
     env: BTreeMap<String, String>,
     /// Account, such as `root`; `user` when left out.
@@ -78,7 +78,7 @@ pub(super) struct ReadOutput {
     /// Seconds to wait for output if there is none; 0 when left out, at most 50.
     #[serde(default)]
     wait_s: f64,
-    /// 16384 when left out, at most 131072.
+    /// Bytes in the answer; 16384 when left out, at most 131072.
     max_bytes: Option<usize>,
 }
 
@@ -143,10 +143,10 @@ impl Server {
         let background = arguments.background;
         let stdin = arguments.stdin.clone();
         let request = request(arguments)?;
-        if background {
-            return run_in_background(&call, &sandbox, &request, stdin).await;
-        }
         let followed = Followed::start(&call, &sandbox, request).await?;
+        if background {
+            return run_in_background(followed, stdin).await;
+        }
         if let Some(stdin) = stdin {
             // A program that ends without reading it is not a fault.
             let _ = followed.feed(Bytes::from(stdin)).await;
@@ -259,16 +259,12 @@ fn seconds(name: &str, given: f64, least: f64, most: f64) -> Result<Duration, Fa
         })
 }
 
-async fn run_in_background(
-    call: &Call,
-    sandbox: &str,
-    request: &StreamRequest,
-    stdin: Option<String>,
-) -> Answer<Ran> {
-    let followed = Followed::open(call, sandbox, request).await?;
+/// Until here a cancelled call kills it: its client would not learn how to find it.
+async fn run_in_background(mut followed: Followed, stdin: Option<String>) -> Answer<Ran> {
     if let Some(stdin) = stdin {
         followed.feed(Bytes::from(stdin)).await?;
     }
+    followed.let_go();
     let ran = Ran {
         process_id: followed.process_id().to_owned(),
         running: true,
@@ -288,7 +284,8 @@ async fn run_to_the_end(sandbox: &str, mut followed: Followed) -> Answer<Ran> {
         ..Ran::default()
     };
     loop {
-        match followed.next().await? {
+        let event = followed.next().await;
+        match event.map_err(|error| runs_on(error.into(), sandbox, &ran.process_id))? {
             StreamEvent::Output {
                 stream,
                 data,
@@ -324,6 +321,18 @@ async fn run_to_the_end(sandbox: &str, mut followed: Followed) -> Answer<Ran> {
     let (out, err) = (stdout.render(note), stderr.render(note));
     (ran.stdout, ran.stderr) = (out, err);
     Ok(Done::new(ran_text(&ran), ran))
+}
+
+/// What broke off is the call, not the command: the sandbox was paused, or the daemon away.
+fn runs_on(failure: Failure, sandbox: &str, process_id: &str) -> Failure {
+    let how = format!(
+        "what the command wrote: read_output(sandbox=\"{sandbox}\", process_id=\"{process_id}\")"
+    );
+    let hint = match &failure.hint {
+        Some(hint) => format!("{hint}; {how}"),
+        None => how,
+    };
+    failure.hint(hint)
 }
 
 /// Our words come first, the guest's behind a fence.
@@ -387,9 +396,10 @@ async fn read(followed: &mut Followed, wait: Duration, most: usize) -> Answer<Ou
             break;
         }
     }
-    let length = if output.more {
-        // At least one, so that reading on always ends.
-        whole_characters(&kept[..most]).max(1)
+    let length = if output.running {
+        // The rest of a character that is cut off comes with the next answer. At least one
+        // byte where there is more, so that reading on always ends.
+        whole_characters(&kept[..kept.len().min(most)]).max(usize::from(output.more))
     } else {
         kept.len()
     };

@@ -45,7 +45,7 @@ pub(super) struct ReadFile {
     /// Bytes to skip: next_offset of the last answer; 0 when left out.
     #[serde(default)]
     offset: u64,
-    /// 32768 when left out, at most 262144.
+    /// Bytes in the answer; 32768 when left out, at most 262144.
     max_bytes: Option<u64>,
     /// Account; `user` when left out.
     user: Option<String>,
@@ -78,7 +78,7 @@ pub(super) struct ListFiles {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UploadFile {
-    /// Id or name.
+    /// Id or name; or give `vm_name`.
     sandbox: Option<String>,
     /// The same as `sandbox`.
     vm_name: Option<String>,
@@ -94,7 +94,7 @@ pub(super) struct UploadFile {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DownloadFile {
-    /// Id or name.
+    /// Id or name; or give `vm_name`.
     sandbox: Option<String>,
     /// The same as `sandbox`.
     vm_name: Option<String>,

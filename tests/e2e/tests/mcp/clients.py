@@ -11,7 +11,7 @@ import time
 
 import anyio
 from mcp.shared.exceptions import MCPError
-from session import call, refused, session, text
+from session import call, event, get, refused, session, text
 
 ARRAKIS = (
     "start_sandbox restore_snapshot snapshot run_command upload_file download_file "
@@ -291,6 +291,70 @@ async def has_resources(client):
         raise AssertionError(f"{nowhere} was read")
 
 
+async def says_where_a_paused_command_goes_on(client):
+    said = []
+
+    async def run():
+        line = "echo begun; sleep 6666"
+        said.append(await refused(client, "run_command", "paused", sandbox="web", cmd=line))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        while await count(client, "^sleep 6666") != 1:
+            pass
+        await call(client, "pause", sandbox="web")
+    await call(client, "resume", sandbox="web")
+    process_id = re.search(r'read_output\(.*process_id="([^"]+)"', said[0])[1]
+    process = {"sandbox": "web", "process_id": process_id}
+    read = await call(client, "read_output", **process)
+    assert (read["output"], read["running"]) == ("begun\n", True), read
+    await call(client, "kill_process", **process, signal=9)
+
+
+async def sleeps_wakes_and_ends_by_itself(client):
+    await call(
+        client, "create_sandbox", name="dozer", idle_timeout_s=1, on_timeout="pause",
+        auto_resume=True,
+    )
+    await event("sandbox.paused", "idle timeout")
+    (dozer,) = [each for each in await reads(client, "pando://sandboxes") if each["name"] == "dozer"]
+    assert dozer["state"] == "paused", "looking at it woke it"
+    ran = await call(client, "run_command", sandbox="dozer", cmd="echo awake")
+    assert ran["stdout"] == "awake\n", ran
+    await call(client, "destroy_sandbox", sandbox="dozer")
+    brief = await call(client, "create_sandbox", name="brief", timeout_s=1)
+    assert brief["expires_at"] > brief["created_at"], brief
+    await event("sandbox.removed", "its timeout passed")
+    await refused(client, "inspect_sandbox", "sandbox_not_found", sandbox="brief")
+    await refused(client, "create_sandbox", "timeout_s", timeout_s=0)
+    await refused(client, "create_sandbox", "on_timeout", on_timeout="explode")
+
+
+async def undoes_a_creation_that_is_cancelled(client):
+    # The first of a size waits for a bake: time enough to think better of it.
+    unlike_others = {"name": "regretted", "cpus": 2, "memory_mib": 256}
+    async with anyio.create_task_group() as group:
+        group.start_soon(client.call_tool, "create_sandbox", unlike_others)
+        while 'in_flight{operation="create"} 1' not in await get("/metrics"):
+            pass
+        group.cancel_scope.cancel()
+    await event("sandbox.removed", "its creator went away")
+
+
+async def undoes_a_fork_that_is_cancelled(client):
+    async with anyio.create_task_group() as group:
+        group.start_soon(client.call_tool, "fork", {"sandbox": "web", "count": 8})
+        while 'in_flight{operation="fork"} 1' not in await get("/metrics"):
+            pass
+        group.cancel_scope.cancel()
+    # The daemon makes them all: then they are there, and go.
+    while 'in_flight{operation="fork"} 0' not in await get("/metrics"):
+        pass
+    deadline = time.monotonic() + 30
+    while len(left := await reads(client, "pando://sandboxes")) > 1:
+        assert time.monotonic() < deadline, left
+
+
 async def kills_what_a_dead_client_left(client, way):
     """A client that is killed says nothing more; that its connection goes must do."""
     child = subprocess.Popen([sys.executable, __file__, way, "sleeper"])
@@ -327,8 +391,12 @@ LONG = [
     keeps_files,
     goes_back_and_several_ways,
     rests_and_goes_on,
+    says_where_a_paused_command_goes_on,
     says_what_is_wrong,
     has_resources,
+    sleeps_wakes_and_ends_by_itself,
+    undoes_a_creation_that_is_cancelled,
+    undoes_a_fork_that_is_cancelled,
 ]
 
 
