@@ -172,13 +172,13 @@ impl Server {
             let message = format!("`max_bytes` is {most}: give 1 to {MAX_READ_BYTES}");
             return Err(Failure::arguments(message));
         }
-        let request = StreamRequest {
-            attach: Some(arguments.process_id.clone()),
-            from_offset: Some(arguments.offset),
-            ..StreamRequest::default()
-        };
-        let mut followed = Followed::open(&call, &arguments.sandbox, &request).await?;
-        read(&mut followed, wait, most).await
+        let process = (&*arguments.sandbox, &*arguments.process_id);
+        let mut followed = attach(&call, process, arguments.offset).await?;
+        let read = read(&mut followed, wait, most).await;
+        read.map_err(|failure| match &*failure.code {
+            "process_not_found" => unknown(&arguments.process_id),
+            _ => failure,
+        })
     }
 
     /// Sends a signal to a command and all that it started.
@@ -198,15 +198,17 @@ impl Server {
             let message = format!("`signal` is {signal}: give 1 to 64");
             return Err(Failure::arguments(message));
         }
-        let request = StreamRequest {
-            attach: Some(arguments.process_id.clone()),
-            // Nothing of what it wrote.
-            from_offset: Some(u64::MAX),
-            ..StreamRequest::default()
-        };
-        let followed = Followed::open(&call, &arguments.sandbox, &request).await?;
+        let (sandbox, process_id) = (arguments.sandbox, arguments.process_id);
+        // A signal has no answer that would say whether there was anybody to get it.
+        let known = call.client.processes(&sandbox).await?;
+        let found = known.iter().find(|each| each.process_id == process_id);
+        if !found.ok_or_else(|| unknown(&process_id))?.running {
+            let message = format!("process `{process_id}` has ended");
+            return Err(Failure::new("process_ended", message).hint("read_output says how"));
+        }
+        // Nothing of what it wrote.
+        let followed = attach(&call, (&sandbox, &process_id), u64::MAX).await?;
         followed.signal(signal).await?;
-        let process_id = arguments.process_id;
         let text = format!("sent signal {signal} to {process_id}");
         Ok(Done::new(text, Signalled { process_id, signal }))
     }
@@ -284,8 +286,7 @@ async fn run_to_the_end(sandbox: &str, mut followed: Followed) -> Answer<Ran> {
         ..Ran::default()
     };
     loop {
-        let event = followed.next().await;
-        match event.map_err(|error| runs_on(error.into(), sandbox, &ran.process_id))? {
+        match followed.next().await? {
             StreamEvent::Output {
                 stream,
                 data,
@@ -323,18 +324,6 @@ async fn run_to_the_end(sandbox: &str, mut followed: Followed) -> Answer<Ran> {
     Ok(Done::new(ran_text(&ran), ran))
 }
 
-/// What broke off is the call, not the command: the sandbox was paused, or the daemon away.
-fn runs_on(failure: Failure, sandbox: &str, process_id: &str) -> Failure {
-    let how = format!(
-        "what the command wrote: read_output(sandbox=\"{sandbox}\", process_id=\"{process_id}\")"
-    );
-    let hint = match &failure.hint {
-        Some(hint) => format!("{hint}; {how}"),
-        None => how,
-    };
-    failure.hint(hint)
-}
-
 /// Our words come first, the guest's behind a fence.
 fn ran_text(ran: &Ran) -> String {
     let mut text = format!(
@@ -359,6 +348,27 @@ fn ending(exit_code: Option<i32>, signal: Option<u32>, timed_out: bool) -> Strin
         (None, Some(signal), _) => format!("ended by signal {signal}"),
         (None, None, _) => "ended with the sandbox".to_owned(),
     }
+}
+
+/// Follows a process from an offset of its output on.
+async fn attach(
+    call: &Call,
+    (sandbox, process_id): (&str, &str),
+    from_offset: u64,
+) -> Result<Followed, Failure> {
+    let request = StreamRequest {
+        attach: Some(process_id.to_owned()),
+        from_offset: Some(from_offset),
+        ..StreamRequest::default()
+    };
+    Ok(Followed::open(call, sandbox, &request).await?)
+}
+
+/// There is no such process, or it was before the sandbox last began to run.
+fn unknown(process_id: &str) -> Failure {
+    let message = format!("process `{process_id}` not found");
+    Failure::new("process_not_found", message)
+        .hint("a process_id is known until a pause, stop or rollback; `ps` in run_command shows what runs")
 }
 
 /// Takes what there is, up to `most` bytes; waits for something if there is nothing.

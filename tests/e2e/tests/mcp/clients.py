@@ -95,6 +95,7 @@ async def follows_what_runs_in_the_background(client):
     await call(client, "kill_process", **process)
     read = await call(client, "read_output", **process, offset=offset, wait_s=20)
     assert (read["running"], read["signal"]) == (False, 15), read
+    await refused(client, "kill_process", "process_ended", **process)
 
 
 async def answers_many_at_once(client):
@@ -239,9 +240,10 @@ async def says_what_is_wrong(client):
     await refused(client, "run_command", "timeout_s", sandbox="web", cmd="id", timeout_s=-1)
     await refused(client, "run_command", "invalid type", sandbox="web", cmd="id", timeout_s="soon")
     await refused(client, "run_command", "unknown field", sandbox="web", cmd="id", directory="/")
-    await refused(client, "read_output", "error", sandbox="web", process_id="../../x")
+    await refused(client, "read_output", "process_not_found", sandbox="web", process_id="../../x")
     await refused(client, "read_output", "max_bytes", sandbox="web", process_id="p", max_bytes=0)
     await refused(client, "kill_process", "signal", sandbox="web", process_id="p", signal=99)
+    await refused(client, "kill_process", "process_not_found", "`ps`", sandbox="web", process_id="p")
     await refused(client, "read_file", "file_not_found", sandbox="web", path="nowhere")
     await refused(client, "list_files", "depth", sandbox="web", depth=0)
     await refused(client, "upload_file", "base64", sandbox="web", path="x", content="%", encoding="base64")
@@ -291,24 +293,22 @@ async def has_resources(client):
         raise AssertionError(f"{nowhere} was read")
 
 
-async def says_where_a_paused_command_goes_on(client):
-    said = []
+async def ends_the_call_of_a_paused_command_that_goes_on(client):
+    at = {"sandbox": "web"}
+    behind = await call(client, "run_command", **at, cmd="sleep 5555", background=True)
 
     async def run():
-        line = "echo begun; sleep 6666"
-        said.append(await refused(client, "run_command", "paused", sandbox="web", cmd=line))
+        await refused(client, "run_command", "paused", **at, cmd="sleep 6666")
 
     async with anyio.create_task_group() as group:
         group.start_soon(run)
         while await count(client, "^sleep 6666") != 1:
             pass
-        await call(client, "pause", sandbox="web")
-    await call(client, "resume", sandbox="web")
-    process_id = re.search(r'read_output\(.*process_id="([^"]+)"', said[0])[1]
-    process = {"sandbox": "web", "process_id": process_id}
-    read = await call(client, "read_output", **process)
-    assert (read["output"], read["running"]) == ("begun\n", True), read
-    await call(client, "kill_process", **process, signal=9)
+        await call(client, "pause", **at)
+    await call(client, "resume", **at)
+    assert await count(client, "^sleep [56]{4}$") == 2
+    await refused(client, "read_output", "process_not_found", "`ps`", **at, process_id=behind["process_id"])
+    await call(client, "run_command", **at, cmd="pkill -x sleep")
 
 
 async def sleeps_wakes_and_ends_by_itself(client):
@@ -391,7 +391,7 @@ LONG = [
     keeps_files,
     goes_back_and_several_ways,
     rests_and_goes_on,
-    says_where_a_paused_command_goes_on,
+    ends_the_call_of_a_paused_command_that_goes_on,
     says_what_is_wrong,
     has_resources,
     sleeps_wakes_and_ends_by_itself,
