@@ -69,7 +69,7 @@ impl Failure {
 
     /// The arguments make no sense.
     pub(crate) fn arguments(message: impl Into<String>) -> Self {
-        Self::new("invalid_argument", message)
+        Self::new("invalid_argument", message).hint("tools/list says what the tool takes")
     }
 
     /// The client took the request back.

@@ -115,7 +115,13 @@ fn vm(sandbox: &pando_client::api::Sandbox) -> Value {
 }
 
 fn nowhere(uri: &str) -> ErrorData {
-    ErrorData::resource_not_found(format!("there is no resource `{uri}`"), None)
+    let failure = Failure::new(
+        "resource_not_found",
+        format!("there is no resource `{uri}`"),
+    )
+    .hint("resources/list and resources/templates/list have those there are");
+    let data = Some(failure.parts());
+    ErrorData::resource_not_found(failure.message, data)
 }
 
 fn failed(error: ClientError) -> ErrorData {

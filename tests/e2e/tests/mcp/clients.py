@@ -238,8 +238,8 @@ async def says_what_is_wrong(client):
     await refused(client, "run_command", "`sandbox` is missing", cmd="id")
     await refused(client, "run_command", "differ", sandbox="web", vm_name="other", cmd="id")
     await refused(client, "run_command", "timeout_s", sandbox="web", cmd="id", timeout_s=-1)
-    await refused(client, "run_command", "invalid type", sandbox="web", cmd="id", timeout_s="soon")
-    await refused(client, "run_command", "unknown field", sandbox="web", cmd="id", directory="/")
+    await refused(client, "run_command", "error invalid_argument: invalid type", "hint: ", sandbox="web", cmd="id", timeout_s="soon")
+    await refused(client, "run_command", "error invalid_argument: unknown field", sandbox="web", cmd="id", directory="/")
     await refused(client, "read_output", "process_not_found", sandbox="web", process_id="../../x")
     await refused(client, "read_output", "max_bytes", sandbox="web", process_id="p", max_bytes=0)
     await refused(client, "kill_process", "signal", sandbox="web", process_id="p", signal=99)
@@ -288,7 +288,8 @@ async def has_resources(client):
     for nowhere in ("pando://nowhere", "pando://sandboxes/", "pando://sandboxes/nobody"):
         try:
             await client.read_resource(nowhere)
-        except MCPError:
+        except MCPError as error:
+            assert error.data["code"] and error.data["hint"], error
             continue
         raise AssertionError(f"{nowhere} was read")
 
