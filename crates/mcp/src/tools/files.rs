@@ -256,12 +256,13 @@ impl Server {
             "directory" => format!("{}/", entry.path),
             _ => format!("{} ({} bytes)", entry.path, entry.size_bytes),
         });
-        let mut text = lines(rows, "empty");
+        let mut text = format!("entries: {}", listing.entries.len());
         if left_out > 0 {
-            text.push_str(&format!(
-                "\n… {left_out} entries left out; list a directory below"
-            ));
+            text.push_str(&format!(", {left_out} left out: list a directory below"));
         }
+        // Names are a guest's words like any other.
+        text.push_str(&Fence::new().before("entries"));
+        text.push_str(&lines(rows, "empty"));
         Ok(Done::new(text, listing))
     }
 
