@@ -11,7 +11,7 @@ pub(crate) use snapshots::{
     TakeSnapshot,
 };
 
-use crate::config::SettingKey;
+use crate::config::{ARRAKIS_ALWAYS, SettingKey};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use pando_bench::Experiment;
@@ -557,7 +557,7 @@ impl Serve {
             (SettingKey::PortAccess, self.port_access.clone()),
             (
                 SettingKey::ArrakisAuth,
-                self.arrakis_auth.then(|| "always".to_owned()),
+                self.arrakis_auth.then(|| ARRAKIS_ALWAYS.to_owned()),
             ),
             (SettingKey::Accel, self.accel.clone()),
             (SettingKey::Warm, self.warm.clone()),

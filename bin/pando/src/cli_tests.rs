@@ -321,3 +321,17 @@ fn the_documentation_is_what_the_definitions_say() {
         "docs/cli.md is stale: run `PANDO_BLESS=1 cargo test -p pando`"
     );
 }
+
+#[test]
+fn a_flag_demands_keys_of_arrakis_clients() {
+    for (line, wanted) in [("serve", None), ("serve --arrakis-auth", Some("always"))] {
+        let Ok(Command::Serve(serve)) = parse(line) else {
+            panic!("{line}")
+        };
+        let settings = serve.settings();
+        let auth = settings
+            .iter()
+            .find(|(key, _)| *key == SettingKey::ArrakisAuth);
+        assert_eq!(auth.unwrap().1.as_deref(), wanted, "{line}");
+    }
+}

@@ -79,6 +79,9 @@ const fn setting(
     }
 }
 
+/// The value of `arrakis_auth` that `--arrakis-auth` stands for.
+pub(crate) const ARRAKIS_ALWAYS: &str = "always";
+
 /// Every setting.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
@@ -95,8 +98,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::PortBind, ("port_bind", "PANDO_PORT_BIND"), "`127.0.0.1`", "The address that TCP ports of sandboxes (`pando port ID PORT`) are bound to."),
     setting(SettingKey::PortRange, ("port_range", "PANDO_PORT_RANGE"), "`20000-29999`", "The TCP ports that are given to sandboxes."),
     setting(SettingKey::PortAccess, ("port_access", "PANDO_PORT_ACCESS"), "`auto`", "Who may use a sandbox's port by HTTP when nothing else was said of it. `public`: whoever knows the sandbox's id. `token`: who sends an API key or the sandbox's traffic token. `auto`: `public` where the daemon listens on a loopback address and has no `public_url`, else `token`."),
-    setting(SettingKey::ArrakisTemplate, ("arrakis_template", "PANDO_ARRAKIS_TEMPLATE"), "`base`", "What clients of Arrakis (`/v1/vms`) get their VMs from; `template` below `[arrakis]` is the same."),
-    setting(SettingKey::ArrakisAuth, ("arrakis_auth", "PANDO_ARRAKIS_AUTH"), "`local`", "Which clients of Arrakis need an API key. `local`: all but programs of this machine, as long as the daemon listens on a loopback address and has no `public_url`. `always`: all."),
+    setting(SettingKey::ArrakisTemplate, ("arrakis_template", "PANDO_ARRAKIS_TEMPLATE"), "`desktop` where that is baked, else `base`", "What clients of Arrakis (`/v1/vms`) get their VMs from; `template` below `[arrakis]` is the same."),
+    setting(SettingKey::ArrakisAuth, ("arrakis_auth", "PANDO_ARRAKIS_AUTH"), "`local`", "Which clients of Arrakis need an API key. `local`: all but programs of this machine, as long as the daemon listens on a loopback address and has no `public_url` and no `public_hosts`. `always`: all."),
     setting(SettingKey::NetMibS, ("net_mib_s", "PANDO_NET_MIB_S"), "none", "The most, in MiB a second, that each sandbox may send, and receive, by its network."),
     setting(SettingKey::Accel, ("accel", "PANDO_ACCEL"), "`auto`", "How guests are run: `auto`, `kvm` or `tcg`."),
     setting(SettingKey::Qemu, ("qemu", "PANDO_QEMU"), "`qemu-system-x86_64`, looked up in PATH", "The QEMU to use; 8.2 or newer."),
@@ -242,6 +245,11 @@ impl Config {
         self.path(SettingKey::StateDir).join("admin.key")
     }
 
+    /// The file that holds the key of what clients of Arrakis made without one.
+    pub(crate) fn arrakis_key_file(&self) -> PathBuf {
+        self.path(SettingKey::StateDir).join("arrakis.key")
+    }
+
     /// The key that commands send, if there is one to be had.
     pub(crate) fn api_key(&self) -> Option<String> {
         match self.get(SettingKey::ApiKey) {
@@ -285,6 +293,7 @@ impl Config {
             ("cache", self.path(SettingKey::CacheDir)),
             ("log", self.path(SettingKey::LogFile)),
             ("key", self.admin_key_file()),
+            ("arrakis_key", self.arrakis_key_file()),
             ("sockets", state.join("v1/sandboxes")),
         ]
     }
@@ -371,7 +380,6 @@ fn default_of(
         SettingKey::Accel | SettingKey::Warm | SettingKey::TrackWrites | SettingKey::PortAccess => {
             "auto".to_owned()
         }
-        SettingKey::ArrakisTemplate => "base".to_owned(),
         SettingKey::ArrakisAuth => "local".to_owned(),
         SettingKey::PortBind => "127.0.0.1".to_owned(),
         SettingKey::PortRange => "20000-29999".to_owned(),
@@ -385,6 +393,7 @@ fn default_of(
         SettingKey::Url
         | SettingKey::ApiKey
         | SettingKey::PublicHosts
+        | SettingKey::ArrakisTemplate
         | SettingKey::Dns
         | SettingKey::NetMibS
         | SettingKey::PublicUrl
@@ -464,129 +473,5 @@ fn absolute(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(
-        flags: &[(SettingKey, Option<String>)],
-        variables: &[(&str, &str)],
-        root: bool,
-    ) -> anyhow::Result<Config> {
-        let variable = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        };
-        Config::load(
-            flags,
-            &Surroundings {
-                variable: &variable,
-                root,
-            },
-        )
-    }
-
-    #[test]
-    fn the_table_is_in_the_order_of_its_keys() {
-        assert!(SETTINGS.is_sorted_by_key(|setting| setting.key));
-        assert_eq!(SETTINGS[0].key, SettingKey::ConfigFile);
-    }
-
-    #[test]
-    fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("pando.toml");
-        fs::write(
-            &file,
-            "listen = \"127.0.0.1:1\"\npublic_hosts = [\"a.example\", \"b.example\"]\n",
-        )
-        .unwrap();
-        let file = file.display().to_string();
-        let base = [("HOME", "/h"), ("PANDO_CONFIG", &*file)];
-        let config = load(&[], &base, false).unwrap();
-        assert_eq!(
-            (
-                config.get(SettingKey::Listen),
-                config.source(SettingKey::Listen)
-            ),
-            ("127.0.0.1:1", Source::File)
-        );
-        assert_eq!(config.public_hosts(), ["a.example", "b.example"]);
-        assert_eq!(config.url(), "http://127.0.0.1:1");
-        let with_variable = [base[0], base[1], ("PANDO_LISTEN", "127.0.0.1:2")];
-        let config = load(&[], &with_variable, false).unwrap();
-        assert_eq!(
-            (
-                config.get(SettingKey::Listen),
-                config.source(SettingKey::Listen)
-            ),
-            ("127.0.0.1:2", Source::Environment)
-        );
-        let flag = [(SettingKey::Listen, Some("127.0.0.1:3".to_owned()))];
-        let config = load(&flag, &with_variable, false).unwrap();
-        assert_eq!(
-            (
-                config.get(SettingKey::Listen),
-                config.source(SettingKey::Listen)
-            ),
-            ("127.0.0.1:3", Source::Flag)
-        );
-        assert_eq!(config.source(SettingKey::Accel), Source::Default);
-    }
-
-    #[test]
-    fn two_users_and_root_never_meet() {
-        let root = load(&[], &[], true).unwrap();
-        assert_eq!(root.get(SettingKey::StateDir), "/var/lib/pando");
-        assert_eq!(root.get(SettingKey::CacheDir), "/var/cache/pando");
-        let user = load(&[], &[("HOME", "/home/a")], false).unwrap();
-        assert_eq!(user.get(SettingKey::StateDir), "/home/a/.local/state/pando");
-        assert_eq!(
-            user.get(SettingKey::LogFile),
-            "/home/a/.local/state/pando/daemon.log"
-        );
-        assert_eq!(
-            user.admin_key_file(),
-            Path::new("/home/a/.local/state/pando/admin.key")
-        );
-        let moved = load(
-            &[],
-            &[("HOME", "/home/a"), ("PANDO_STATE_DIR", "/x")],
-            false,
-        )
-        .unwrap();
-        assert_eq!(moved.get(SettingKey::LogFile), "/x/daemon.log");
-        let error = load(&[], &[], false).unwrap_err().to_string();
-        assert!(error.contains("HOME"), "{error}");
-    }
-
-    #[test]
-    fn a_misspelt_key_in_the_file_is_an_error() {
-        let error = parse_file("listne = \"x\"").unwrap_err().to_string();
-        assert!(
-            error.starts_with("`listne` is not a setting; there are state_dir, "),
-            "{error}"
-        );
-        assert!(parse_file("listen = 7").is_err());
-        let numbers = parse_file("warm = 4\nreserve_mib = \"2048\"").unwrap();
-        assert_eq!((&*numbers["warm"], &*numbers["reserve_mib"]), ("4", "2048"));
-        assert!(
-            load(
-                &[],
-                &[("HOME", "/h"), ("PANDO_CONFIG", "/nowhere/pando.toml")],
-                false
-            )
-            .is_err()
-        );
-    }
-
-    #[test]
-    fn a_wildcard_listener_is_reached_by_loopback() {
-        for (listen, url) in [
-            ("0.0.0.0:7", "http://127.0.0.1:7"),
-            ("[::]:7", "http://[::1]:7"),
-        ] {
-            let config = load(&[], &[("HOME", "/h"), ("PANDO_LISTEN", listen)], false).unwrap();
-            assert_eq!(config.url(), url);
-        }
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

@@ -3,6 +3,7 @@
 use pando_store::SandboxDir;
 use pando_sys::spawn::Identity;
 use pando_types::Accelerator;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
 
 /// First of the accounts; far above what distributions, containers' subordinate ranges
@@ -25,6 +26,23 @@ pub(crate) fn for_sandbox(dir: &SandboxDir, accelerator: Accelerator) -> Option<
         uid,
         gid: kvm_group(accelerator).unwrap_or(uid),
     })
+}
+
+/// Whether the client of a TCP connection within this host may be a sandbox's shim or VMM:
+/// it has the account of one, or is gone before it could be asked. Reads the kernel's
+/// tables, which takes a moment. Without root all accounts are one, and it cannot be told.
+pub fn may_be_of_a_sandbox(client: SocketAddr, server: SocketAddr) -> bool {
+    if !rustix::process::geteuid().is_root() {
+        return false;
+    }
+    match pando_sys::tcp::owner_of(client, server) {
+        Ok(Some(uid)) => (FIRST_UID..FIRST_UID + UIDS).contains(&uid),
+        Ok(None) => true,
+        Err(error) => {
+            tracing::warn!(%error, "cannot tell whose a connection is");
+            true
+        }
+    }
 }
 
 /// The group that may open `/dev/kvm`.

@@ -19,11 +19,11 @@ fn hash(key: &str) -> [u8; 32] {
     *blake3::hash(key.as_bytes()).as_bytes()
 }
 
-/// Reads the admin key, or makes it at the first start: one line, mode 0600.
+/// Reads a tenant's first key, or makes it at the first start: one line, mode 0600.
 ///
 /// # Errors
 /// The file cannot be read or written.
-pub(crate) fn ensure_admin(index: &Index, path: &Path) -> Result<(), EngineError> {
+pub(crate) fn ensure(index: &Index, path: &Path, tenant: &str) -> Result<(), EngineError> {
     let failed = |error: std::io::Error| {
         EngineError::Internal(format!("cannot use `{}`: {error}", path.display()))
     };
@@ -41,7 +41,7 @@ pub(crate) fn ensure_admin(index: &Index, path: &Path) -> Result<(), EngineError
         Err(error) => return Err(failed(error)),
     };
     index
-        .add_key(&hash(&key), DEFAULT_TENANT, "admin")
+        .add_key(&hash(&key), tenant, "admin")
         .map_err(|error| EngineError::internal(&error))
 }
 
@@ -80,8 +80,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::open(&dir.path().join("pando.db")).unwrap();
         let path = dir.path().join("admin.key");
-        ensure_admin(&index, &path).unwrap();
-        ensure_admin(&index, &path).unwrap();
+        ensure(&index, &path, DEFAULT_TENANT).unwrap();
+        ensure(&index, &path, DEFAULT_TENANT).unwrap();
         let key = fs::read_to_string(&path).unwrap();
         assert_eq!(
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
@@ -95,5 +95,11 @@ mod tests {
             find(&known, "pando_0000000000000000000000000000000000000000"),
             None
         );
+        let path = dir.path().join("other.key");
+        ensure(&index, &path, "other").unwrap();
+        let key = fs::read_to_string(&path).unwrap();
+        let known = index.keys().unwrap();
+        assert_eq!(known.len(), 2);
+        assert_eq!(find(&known, key.trim()).unwrap().tenant, "other");
     }
 }

@@ -47,6 +47,7 @@ mod usage;
 pub use admission::{AdmissionConfig, TenantLimits};
 pub use engine::{Engine, EngineConfig, OpenError};
 pub use error::{EngineError, Interruption};
+pub use identity::may_be_of_a_sandbox;
 pub use observe::{Finished, Observer, Operation, Outcome};
 pub use pando_shim::client::{PortError, Protocol};
 pub use pando_shim::error_chain;

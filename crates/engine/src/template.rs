@@ -107,6 +107,22 @@ impl Engine {
         Ok(templates)
     }
 
+    /// Whether there is such a template for the caller.
+    ///
+    /// # Errors
+    /// The index failed.
+    pub async fn has_template(
+        &self,
+        caller: &Caller,
+        template: &TemplateRef,
+    ) -> Result<bool, EngineError> {
+        match self.template_row(caller, template).await {
+            Ok(_) => Ok(true),
+            Err(EngineError::TemplateNotFound(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes a template. Sandboxes made from it are kept, and so is its image, which a
     /// stopped one starts from.
     ///

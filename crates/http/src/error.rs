@@ -85,6 +85,9 @@ pub(crate) enum ApiError {
     /// The guest answered something that is not an answer.
     #[error("the sandbox's agent answered nonsense: {0}")]
     BadGuestAnswer(String),
+    /// The guest's answer has more bytes than are read of one.
+    #[error("the sandbox's agent answered more than {0} bytes")]
+    LongGuestAnswer(usize),
     /// A handler panicked or a task was lost.
     #[error("internal error: {0}")]
     Internal(String),
@@ -111,7 +114,7 @@ impl ApiError {
             Self::FilePermission(_) => "permission_denied",
             Self::UnknownUser(_) => "unknown_user",
             Self::GuestDiskFull(_) => "disk_full",
-            Self::BadGuestAnswer(_) => "bad_guest_answer",
+            Self::BadGuestAnswer(_) | Self::LongGuestAnswer(_) => "bad_guest_answer",
             Self::Internal(_) => "internal",
         }
     }

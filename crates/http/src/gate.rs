@@ -14,6 +14,7 @@ use crate::dispatch::{Destination, Door, GuestTarget, dispatch};
 use crate::error::{ApiError, Refusal};
 use crate::host::{HostRules, RequestHost};
 use crate::metrics::Metrics;
+use crate::proxy::Connection;
 use crate::{arrakis, e2b, proxy, trace};
 use axum::Router;
 use axum::body::Body;
@@ -51,6 +52,8 @@ pub(crate) struct Doors {
     pub(crate) arrakis: Router,
     /// Whom the Arrakis door lets in without a key.
     pub(crate) keyless: Keyless,
+    /// Whether a connection may be a sandbox's; may take a moment.
+    pub(crate) of_a_sandbox: fn(Connection) -> bool,
     pub(crate) guest: GuestDoor,
 }
 
@@ -148,7 +151,7 @@ impl Gate {
                 .await
                 .unwrap_or_else(ApiError::into_response),
             Door::Arrakis => self
-                .pass_arrakis(request)
+                .pass_arrakis(request, &host)
                 .await
                 .unwrap_or_else(ApiError::into_response),
             // Nothing is behind these yet.
@@ -180,15 +183,41 @@ impl Gate {
         Ok(answered.unwrap_or_else(|never| match never {}))
     }
 
-    async fn pass_arrakis(&self, mut request: Request) -> Result<Response, ApiError> {
+    async fn pass_arrakis(
+        &self,
+        mut request: Request,
+        host: &RequestHost,
+    ) -> Result<Response, ApiError> {
         let headers = request.headers();
         let caller = match key_of(headers).or_else(|| access::basic_key(headers)) {
             Some(key) => self.holder(key).await?,
-            None => self.inner.doors.keyless.caller(&request)?,
+            None if access::names_somebody(headers) => {
+                return Err(ApiError::Unauthorized(
+                    "this is no API key, or two that differ",
+                ));
+            }
+            None => {
+                let caller = self.inner.doors.keyless.caller(&request, host)?;
+                let connection = request.extensions().get().copied();
+                self.check_account(connection).await?;
+                caller
+            }
         };
         request.extensions_mut().insert(caller);
         let answered = self.inner.doors.arrakis.clone().oneshot(request).await;
         Ok(answered.unwrap_or_else(|never| match never {}))
+    }
+
+    /// Refuses what took over a shim: it is a program of this machine too, and no user's.
+    async fn check_account(&self, connection: Option<Connection>) -> Result<(), ApiError> {
+        let check = self.inner.doors.of_a_sandbox;
+        let theirs = tokio::task::spawn_blocking(move || connection.is_none_or(check)).await;
+        match theirs {
+            Ok(false) => Ok(()),
+            _ => Err(ApiError::Unauthorized(
+                "a request of an account of sandboxes needs an API key",
+            )),
+        }
     }
 
     async fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {

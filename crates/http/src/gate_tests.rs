@@ -4,8 +4,11 @@ use axum::routing::{get, post};
 use http_body_util::BodyExt;
 use pando_types::limits::JSON_BODY_BYTES;
 use serde_json::{Value, json};
+use std::net::IpAddr;
 
 const KEY: &str = "pando_0123456789012345678901234567890123456789";
+/// The port from which sandboxes' processes come.
+const OF_A_SANDBOX: u16 = 41_000;
 const ID: &str = "s0123456789abcdefghi";
 
 #[derive(serde::Deserialize)]
@@ -17,6 +20,10 @@ struct Sample {
 
 /// A gate before a few routes that need no engine.
 pub(crate) fn gate() -> Gate {
+    gate_with(Keyless::Allowed)
+}
+
+fn gate_with(keyless: Keyless) -> Gate {
     let native = Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route(
@@ -60,14 +67,18 @@ pub(crate) fn gate() -> Gate {
     let arrakis = Router::new()
         .route(
             "/v1/vms",
-            get(|axum::Extension(caller): axum::Extension<Caller>| async move { caller.tenant }),
+            get(|axum::Extension(caller): axum::Extension<Caller>| async move { caller.tenant })
+                .post(
+                    |JsonBody(sample): JsonBody<Sample>| async move { sample.number.to_string() },
+                ),
         )
         .fallback(no_route)
         .method_not_allowed_fallback(no_method);
     let doors = Doors {
         native,
         arrakis,
-        keyless: Keyless::Allowed,
+        keyless,
+        of_a_sandbox: |connection| connection.client.port() == OF_A_SANDBOX,
         guest,
     };
     Gate::new(rules, key_check, doors, Arc::default())
@@ -98,6 +109,17 @@ impl Answer {
 }
 
 async fn send(method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> Answer {
+    send_to(gate(), method, path, headers, body).await
+}
+
+/// Sends a request of a program of this machine.
+async fn send_to(
+    gate: Gate,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Body>,
+) -> Answer {
     let mut request = Request::builder().method(method).uri(path);
     if !headers.iter().any(|(name, _)| *name == "host") {
         request = request.header("host", "localhost:7000");
@@ -105,7 +127,18 @@ async fn send(method: &str, path: &str, headers: &[(&str, &str)], body: impl Int
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let response = gate().serve(request.body(body.into()).unwrap()).await;
+    let mut request = request.body(body.into()).unwrap();
+    // A header that only these tests know says where a request comes from.
+    let port = request.headers_mut().remove("test-port");
+    let port = port.map_or(40_000, |port| port.to_str().unwrap().parse().unwrap());
+    let here: IpAddr = "127.0.0.1".parse().unwrap();
+    let extensions = request.extensions_mut();
+    extensions.insert(proxy::Peer(here));
+    extensions.insert(Connection {
+        client: (here, port).into(),
+        server: (here, 7000).into(),
+    });
+    let response = gate.serve(request).await;
     let (parts, body) = response.into_parts();
     let bytes = body.collect().await.unwrap().to_bytes();
     Answer {
@@ -278,11 +311,6 @@ async fn a_panic_in_a_handler_is_an_answer() {
 
 #[tokio::test]
 async fn reserved_doors_answer_in_their_dialect() {
-    let arrakis = send("GET", "/v1/vms", &[], "").await;
-    assert_eq!(
-        (arrakis.status, arrakis.text.as_str()),
-        (404, "404 page not found\n")
-    );
     let e2b = send("POST", "/v2/sandboxes", &[], "{}").await;
     assert_eq!(e2b.status, 404);
     assert_eq!(e2b.json()["code"], json!(404));
@@ -307,4 +335,145 @@ async fn sandbox_traffic_reaches_the_guest_door_with_or_without_a_key() {
             .text,
         "guest 8080 true"
     );
+}
+
+/// The refusal of the Arrakis door: its status, in its own shape and no other.
+async fn refused(method: &str, path: &str, headers: &[(&str, &str)], body: &'static str) -> u16 {
+    let answer = send(method, path, headers, body).await;
+    let json = answer.json();
+    let error = json["error"].as_object().unwrap();
+    assert!(error["message"].is_string() && error.len() == 1, "{json}");
+    assert!(answer.text.ends_with("}\n"), "{json}");
+    assert_eq!(answer.headers["content-type"], "application/json");
+    answer.status
+}
+
+#[tokio::test]
+async fn the_arrakis_door_needs_no_key_from_here_and_takes_one() {
+    let who = |headers: Vec<(&'static str, &'static str)>| async move {
+        let answer = send("GET", "/v1/vms", &headers, "").await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.text
+    };
+    assert_eq!(who(vec![]).await, "arrakis");
+    assert_eq!(who(vec![AUTHORIZED]).await, "default");
+    // `pando:KEY`
+    let basic = "Basic cGFuZG86cGFuZG9fMDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEyMzQ1Njc4OQ==";
+    assert_eq!(who(vec![("authorization", basic)]).await, "default");
+    // With a key nothing else is asked.
+    for trace in [
+        ("origin", "http://evil.example"),
+        ("x-forwarded-for", "1"),
+        ("via", "1"),
+    ] {
+        assert_eq!(who(vec![AUTHORIZED, trace]).await, "default");
+    }
+    let made = send("POST", "/v1/vms", &[JSON], r#"{"number":7}"#).await;
+    assert_eq!((made.status, made.text.as_str()), (200, "7"));
+}
+
+#[tokio::test]
+async fn whoever_names_himself_wrongly_is_not_let_in_as_nobody() {
+    for headers in [
+        vec![("x-api-key", "")],
+        vec![("x-api-key", "x")],
+        vec![("authorization", "Bearer x")],
+        vec![("authorization", "Bearer")],
+        vec![("authorization", "Basic !")],
+        vec![("authorization", "Basic cGFuZG86eA==")],
+        vec![("authorization", "Digest x")],
+        vec![AUTHORIZED, ("authorization", "Bearer other")],
+    ] {
+        assert_eq!(
+            refused("GET", "/v1/vms", &headers, "").await,
+            401,
+            "{headers:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_arrakis_door_without_a_key_is_closed_to_pages_proxies_and_other_names() {
+    let page = ("origin", "http://evil.example");
+    for (method, headers, body, status) in [
+        // `fetch` and forms, which say their origin.
+        ("POST", vec![page, JSON], r#"{"number":7}"#, 403),
+        (
+            "POST",
+            vec![page, ("content-type", "text/plain")],
+            "{}",
+            403,
+        ),
+        ("DELETE", vec![page], "", 403),
+        ("GET", vec![page], "", 401),
+        (
+            "POST",
+            vec![("origin", "http://localhost:7000"), JSON],
+            "{}",
+            401,
+        ),
+        // What says no origin: images, links, frames.
+        ("GET", vec![("sec-fetch-site", "cross-site")], "", 401),
+        ("GET", vec![("sec-fetch-site", "same-site")], "", 401),
+        // A browser that says neither can send only this.
+        ("POST", vec![("content-type", "text/plain")], "{}", 415),
+        (
+            "POST",
+            vec![("content-type", "application/x-www-form-urlencoded")],
+            "",
+            415,
+        ),
+        ("POST", vec![], "{}", 415),
+        ("POST", vec![], "", 415),
+        // Proxies.
+        ("GET", vec![("x-forwarded-for", "203.0.113.7")], "", 401),
+        ("GET", vec![("x-forwarded-for", "127.0.0.1")], "", 401),
+        ("GET", vec![("forwarded", "for=127.0.0.1")], "", 401),
+        ("GET", vec![("via", "1.1 a")], "", 401),
+        ("GET", vec![("x-real-ip", "127.0.0.1")], "", 401),
+    ] {
+        let answered = refused(method, "/v1/vms", &headers, body).await;
+        assert_eq!(answered, status, "{method} {headers:?} {body}");
+    }
+    // What took over a sandbox's shim.
+    let taken_over = ("test-port", "41000");
+    assert_eq!(refused("GET", "/v1/vms", &[taken_over], "").await, 401);
+    let keyed = send("GET", "/v1/vms", &[taken_over, AUTHORIZED], "").await;
+    assert_eq!(keyed.text, "default");
+    // A name that was pointed here, and one of ours that a proxy may have.
+    for host in ["evil.example", "localhost.evil.example", "10.0.0.1"] {
+        let answer = send("GET", "/v1/vms", &[("host", host)], "").await;
+        assert_eq!(answer.status, 421, "{host}");
+    }
+    // Nobody learns of routes.
+    assert_eq!(refused("GET", "/v1/vms/a/b/c", &[page], "").await, 401);
+    assert_eq!(refused("OPTIONS", "/v1/vms", &[page], "").await, 401);
+}
+
+#[tokio::test]
+async fn where_a_key_is_demanded_nobody_passes_without() {
+    for rule in [
+        Keyless::of(true, true, false),
+        Keyless::of(false, false, false),
+        Keyless::of(false, true, true),
+    ] {
+        for path in ["/v1/vms", "/v1/health", "/vms", "/health", "/v1/vms/none"] {
+            let answer = send_to(gate_with(rule), "GET", path, &[], "").await;
+            assert_eq!(answer.status, 401, "{rule:?} {path}");
+        }
+        let answer = send_to(gate_with(rule), "GET", "/v1/vms", &[AUTHORIZED], "").await;
+        assert_eq!(answer.text, "default");
+    }
+}
+
+#[tokio::test]
+async fn the_arrakis_door_answers_in_its_dialect() {
+    let none = send("GET", "/v1/vms/none/other", &[], "").await;
+    assert_eq!(
+        (none.status, none.text.as_str()),
+        (404, "404 page not found\n")
+    );
+    let wrong = send("DELETE", "/v1/vms", &[], "").await;
+    assert_eq!((wrong.status, wrong.text.as_str()), (405, ""));
+    assert_eq!(refused("POST", "/v1/vms", &[JSON], "{").await, 400);
 }

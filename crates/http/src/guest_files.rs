@@ -12,7 +12,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use base64::Engine as _;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use pando_api as api;
 use pando_engine::Engine;
 use pando_engine::request::Caller;
@@ -203,7 +203,10 @@ pub(crate) async fn read_at_most(response: Response, limit: usize) -> Result<Vec
     let (parts, body) = response.into_parts();
     let whole = Limited::new(body, limit).collect().await;
     let whole = whole
-        .map_err(|error| ApiError::BadGuestAnswer(error.to_string()))?
+        .map_err(|error| match error.is::<LengthLimitError>() {
+            true => ApiError::LongGuestAnswer(limit),
+            false => ApiError::BadGuestAnswer(error.to_string()),
+        })?
         .to_bytes();
     if parts.status.is_success() {
         Ok(whole.into())

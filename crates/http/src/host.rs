@@ -57,6 +57,14 @@ impl RequestHost {
         }
     }
 
+    /// Whether it can mean no other machine: a loopback address, or `localhost`.
+    pub(crate) fn is_this_machine(&self) -> bool {
+        match self.ip {
+            Some(ip) => ip.is_loopback(),
+            None => is_localhost(&self.name),
+        }
+    }
+
     /// What the first label says, if it is shaped like a guest's.
     pub(crate) fn guest_label(&self) -> Option<GuestLabel<'_>> {
         let (label, _) = self.name.split_once('.')?;

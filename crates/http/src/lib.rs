@@ -21,6 +21,7 @@ mod trace;
 mod urls;
 mod v1;
 
+pub use arrakis::TENANT as ARRAKIS_TENANT;
 pub use error::{ERRORS, ErrorRow, error_documentation};
 pub use urls::{BadPublicUrl, PublicUrl};
 
@@ -53,8 +54,9 @@ pub struct HttpConfig {
 /// How clients of Arrakis are served.
 #[derive(Clone, Debug)]
 pub struct ArrakisConfig {
-    /// What their VMs are made from.
-    pub template: TemplateRef,
+    /// What their VMs are made from; `None` is `desktop` where there is such a template, else
+    /// `base`.
+    pub template: Option<TemplateRef>,
     /// Whether they need a key, whoever they are.
     pub demands_key: bool,
 }
@@ -72,11 +74,13 @@ pub async fn serve(
     let address = listener.local_addr()?;
     let mut hosts = config.public_hosts;
     hosts.extend(config.public_url.iter().flat_map(PublicUrl::hosts));
+    // It has these for what stands before it and passes others' requests on.
+    let is_public = !hosts.is_empty();
     let rules = HostRules::new(address.ip(), hosts);
     let keyless = Keyless::of(
         config.arrakis.demands_key,
         address.ip().is_loopback(),
-        config.public_url.is_some(),
+        is_public,
     );
     let arrakis = arrakis::router(engine.clone(), config.arrakis.template);
     let urls = Arc::new(Urls::new(config.public_url, address.port()));
@@ -99,6 +103,9 @@ pub async fn serve(
         native,
         arrakis,
         keyless,
+        of_a_sandbox: |connection| {
+            pando_engine::may_be_of_a_sandbox(connection.client, connection.server)
+        },
         guest,
     };
     let gate = Gate::new(rules, key_check, doors, metrics);

@@ -1,7 +1,7 @@
 //! The listener: accepts connections and serves them until it is told to end.
 
 use crate::gate::Gate;
-use crate::proxy::Peer;
+use crate::proxy::{Connection, Peer};
 use axum::body::Body;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -96,13 +96,14 @@ fn spawn_connection(
     permit: OwnedSemaphorePermit,
     gate: Gate,
 ) {
-    let peer = stream
-        .peer_addr()
-        .map(|peer| Peer(peer.ip().to_canonical()));
+    let (client, server) = (stream.peer_addr(), stream.local_addr());
     let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
         let gate = gate.clone();
-        if let Ok(peer) = peer {
-            request.extensions_mut().insert(peer);
+        if let (Ok(client), Ok(server)) = (&client, &server) {
+            let (client, server) = (*client, *server);
+            let extensions = request.extensions_mut();
+            extensions.insert(Peer(client.ip().to_canonical()));
+            extensions.insert(Connection { client, server });
         }
         async move { Ok::<_, Infallible>(gate.serve(request.map(Body::new)).await) }
     });

@@ -12,6 +12,7 @@
 //! | [`host`] | memory and disk that are left |
 //! | [`guest`] | what the agent does inside the VM |
 //! | [`socket`] | who is at the other end |
+//! | [`tcp`] | whose a connection within the host is |
 //! | [`process`] | limits and costs of a process that runs |
 //! | [`cgroup`] | control groups on the host |
 //! | [`clock`] | the rate of the host's time stamp counter |
@@ -32,3 +33,4 @@ pub mod random;
 pub mod readiness;
 pub mod socket;
 pub mod spawn;
+pub mod tcp;

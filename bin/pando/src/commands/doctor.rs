@@ -98,7 +98,7 @@ fn print_paths(config: &Config, json: bool) -> anyhow::Result<u8> {
     } else {
         paths
             .iter()
-            .for_each(|(name, path)| output::line(&format!("{name:<8} {}", path.display())));
+            .for_each(|(name, path)| output::line(&format!("{name:<11} {}", path.display())));
     }
     Ok(exit::DONE)
 }

@@ -4,7 +4,7 @@ use super::doctor::{Check, Outcome};
 use super::{block_on, client, limits};
 use crate::agent;
 use crate::cli::{Bake, Global, Serve};
-use crate::config::{Config, SettingKey};
+use crate::config::{ARRAKIS_ALWAYS, Config, SettingKey};
 use crate::daemon_log::{self, RotatingFile, tail};
 use crate::exit::{self, Failure};
 use crate::output;
@@ -175,6 +175,7 @@ fn engine_config(config: &Config) -> anyhow::Result<EngineConfig> {
         state_dir: config.path(SettingKey::StateDir),
         cache_dir: config.path(SettingKey::CacheDir),
         admin_key: config.admin_key_file(),
+        tenants: vec![(pando_http::ARRAKIS_TENANT, config.arrakis_key_file())],
         qemu: find_program(config.get(SettingKey::Qemu)),
         accelerator: match wish(config.get(SettingKey::Accel)) {
             Some(wish) => wish,
@@ -223,14 +224,15 @@ fn public_url(config: &Config) -> anyhow::Result<Option<PublicUrl>> {
 }
 
 fn arrakis_config(config: &Config) -> anyhow::Result<ArrakisConfig> {
-    let template = config.get(SettingKey::ArrakisTemplate).parse();
+    let template = Some(config.get(SettingKey::ArrakisTemplate)).filter(|name| !name.is_empty());
+    let template = template.map(str::parse).transpose();
     let auth = config.get(SettingKey::ArrakisAuth);
     Ok(ArrakisConfig {
         template: template
             .map_err(|error| Failure::usage(format!("`arrakis_template`: {error}")))?,
         demands_key: match auth {
             "local" => false,
-            "always" => true,
+            ARRAKIS_ALWAYS => true,
             _ => {
                 let message = format!("`arrakis_auth` is `{auth}`: choose local or always");
                 return Err(Failure::usage(message).into());
@@ -397,7 +399,20 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
     let file = fs::OpenOptions::new().create(true).append(true).open(log);
     let file = file.with_context(|| format!("cannot write the log `{}`", log.display()))?;
     let mut command = std::process::Command::new(program);
-    command.args(["serve", "--in-background"]);
+    command
+        .args(background_arguments(config))
+        .current_dir("/")
+        // Left in the background it is nobody's service.
+        .env_remove(supervisor::NOTIFY_SOCKET)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(file);
+    command.spawn().context("cannot start the daemon")
+}
+
+/// What a daemon in the background is told: whatever this one was, be it by a flag or not.
+fn background_arguments(config: &Config) -> Vec<String> {
+    let mut arguments = vec!["serve".to_owned(), "--in-background".to_owned()];
     for (flag, key) in [
         ("--listen", SettingKey::Listen),
         ("--accel", SettingKey::Accel),
@@ -409,20 +424,17 @@ fn spawn_daemon(config: &Config, log: &Path) -> anyhow::Result<Child> {
         ("--state-dir", SettingKey::StateDir),
     ] {
         if !config.get(key).is_empty() {
-            command.args([flag, config.get(key)]);
+            arguments.extend([flag.to_owned(), config.get(key).to_owned()]);
         }
     }
     if config.source(SettingKey::ConfigFile) != crate::config::Source::Default {
-        command.args(["--config", config.get(SettingKey::ConfigFile)]);
+        let file = config.get(SettingKey::ConfigFile).to_owned();
+        arguments.extend(["--config".to_owned(), file]);
     }
-    command
-        .current_dir("/")
-        // Left in the background it is nobody's service.
-        .env_remove(supervisor::NOTIFY_SOCKET)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(file);
-    command.spawn().context("cannot start the daemon")
+    if config.get(SettingKey::ArrakisAuth) == ARRAKIS_ALWAYS {
+        arguments.push("--arrakis-auth".to_owned());
+    }
+    arguments
 }
 
 /// Says why, with what this daemon, and none before it, wrote into its log.
@@ -554,5 +566,44 @@ fn check_accelerator(config: &Config, qemu: &Path, version: &QemuVersion) -> Che
             Check::new("accelerator", outcome, text)
         }
         Err(error) => Check::new("accelerator", Outcome::Failed, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::config::Surroundings;
+    use std::ffi::OsString;
+
+    fn settings(arguments: &[String]) -> Vec<(SettingKey, Option<String>)> {
+        let program = std::iter::once("pando".to_owned());
+        let line: Vec<OsString> = program
+            .chain(arguments.to_vec())
+            .map(OsString::from)
+            .collect();
+        match Cli::read(&line).map(|cli| cli.command) {
+            Ok(Command::Serve(serve)) => serve.settings(),
+            other => panic!("{arguments:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_daemon_in_the_background_gets_every_flag() {
+        let line = "serve --listen 127.0.0.1:1 --public-url https://*.example --port-bind 127.0.0.2 \
+                    --port-range 5-9 --port-access token --arrakis-auth --accel tcg --warm 0";
+        let flags = settings(
+            &line
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        );
+        assert!(flags.iter().all(|(_, value)| value.is_some()), "{flags:?}");
+        let surroundings = Surroundings {
+            variable: &|name| (name == "HOME").then(|| "/h".to_owned()),
+            root: false,
+        };
+        let config = Config::load(&flags, &surroundings).unwrap();
+        assert_eq!(settings(&background_arguments(&config)), flags);
     }
 }

@@ -17,12 +17,13 @@ const BACKPORTS_FILE: &str = "/etc/apt/sources.list.d/pando-backports.sources";
 
 /// What Pando puts into its state and cache directories: names, or how they begin.
 /// Nothing else there is touched: the directory may have been somebody's before.
-const OWN_ENTRIES: [&str; 8] = [
+const OWN_ENTRIES: [&str; 9] = [
     "v1",
     "pando.db",
     "daemon.lock",
     "daemon.log",
     "admin.key",
+    "arrakis.key",
     "base-v",
     "initrd-v",
     "accelerator",
@@ -139,6 +140,13 @@ async fn end(config: &Config, client: &Client) -> anyhow::Result<()> {
     for sandbox in sandboxes {
         client.remove(&sandbox.id).await?;
     }
+    // What clients of Arrakis made is another tenant's.
+    if let Ok(key) = fs::read_to_string(config.arrakis_key_file()) {
+        let others = Client::new(&config.url(), Some(key.trim()))?;
+        for sandbox in others.list().await? {
+            others.remove(&sandbox.id).await?;
+        }
+    }
     stop::end_daemon(client).await.map(drop)
 }
 
@@ -183,6 +191,7 @@ mod tests {
             "pando.db",
             "pando.db-wal",
             "admin.key",
+            "arrakis.key",
             "daemon.log.old",
             "thesis.tex",
         ] {

@@ -3,28 +3,50 @@
 //! Its clients cannot send one. What stands in its place: the request comes from a program of
 //! this machine, straight to a daemon that nobody else can reach. A web page, a proxy or
 //! another machine is none of these, and each leaves a trace that is looked for here.
+//!
+//! ```text
+//!   a sandbox           the account of its processes (`Doors::of_a_sandbox`), where it has one
+//!   another machine     peer not loopback; daemon not on loopback, or publicly known
+//!   a proxy             a header that proxies add, a name that is not this machine's, HTTP/1.0
+//!   a web page          Origin, Sec-Fetch-Site; a body, or a POST or PATCH, not declared as JSON
+//!   its own name here   a Host that is not this machine's (DNS rebinding)
+//! ```
+//!
+//! What a page may send without asking the daemon first (a form, an image, a `fetch` that is not
+//! to be read) can neither leave out what browsers add nor be declared as JSON.
 
 use crate::error::ApiError;
+use crate::gate::API_KEY_HEADER;
+use crate::host::RequestHost;
 use crate::proxy::Peer;
+use axum::body::HttpBody as _;
 use axum::extract::Request;
 use base64::Engine as _;
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, HeaderName, Method, Version, header};
 use pando_engine::request::Caller;
 
-/// What proxies add to a request that they pass on.
-const FORWARDING: [&str; 8] = [
+/// What all headers begin with that proxies added before there was [`FORWARDING`]'s first.
+const FORWARDING_PREFIX: &str = "x-forwarded";
+
+/// What else proxies add to a request that they pass on.
+const FORWARDING: [&str; 14] = [
     "forwarded",
     "via",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-proto",
-    "x-forwarded-server",
+    "cdn-loop",
+    "cf-connecting-ip",
+    "client-ip",
+    "fastly-client-ip",
+    "tailscale-user-login",
+    "true-client-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-envoy-external-address",
     "x-original-forwarded-for",
+    "x-original-host",
     "x-real-ip",
 ];
 
-/// What browsers say of the page that sends a request. Pages of other sites read `cross-site`
-/// or `same-site` there; what a person types is `none`.
+/// What browsers say of the page that sends a request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Whether the door opens to requests without a key.
@@ -38,31 +60,34 @@ pub(crate) enum Keyless {
 
 impl Keyless {
     /// By how the daemon is reached.
-    pub(crate) fn of(demands_key: bool, on_loopback: bool, has_public_url: bool) -> Self {
-        match (demands_key, on_loopback, has_public_url) {
-            (true, ..) => Self::Refused("this daemon wants an API key at every door"),
+    pub(crate) fn of(demands_key: bool, on_loopback: bool, is_public: bool) -> Self {
+        match (demands_key, on_loopback, is_public) {
+            (true, ..) => Self::Refused("this daemon wants an API key from everybody"),
             (_, false, _) => Self::Refused(
-                "this needs an API key, since the daemon listens for other machines too",
+                "this daemon listens for other machines too: it wants an API key from everybody",
             ),
             (_, _, true) => {
-                Self::Refused("this needs an API key, since the daemon has a public address")
+                Self::Refused("this daemon has a public name: it wants an API key from everybody")
             }
             (false, true, false) => Self::Allowed,
         }
     }
 
     /// The tenant of a request without a key, if it may pass.
-    pub(crate) fn caller(self, request: &Request) -> Result<Caller, ApiError> {
+    pub(crate) fn caller(self, request: &Request, host: &RequestHost) -> Result<Caller, ApiError> {
         if let Self::Refused(reason) = self {
             return Err(ApiError::Unauthorized(reason));
         }
         let peer = request.extensions().get::<Peer>();
         if !peer.is_some_and(|peer| peer.0.is_loopback()) {
             return Err(ApiError::Unauthorized(
-                "this needs an API key from other machines",
+                "a request from another machine needs an API key",
             ));
         }
-        check(request.headers()).map_err(ApiError::Unauthorized)?;
+        check(request, host).map_err(ApiError::Unauthorized)?;
+        if !says_json(request) {
+            return Err(ApiError::NotJson);
+        }
         Ok(Caller {
             tenant: super::TENANT.to_owned(),
         })
@@ -70,23 +95,47 @@ impl Keyless {
 }
 
 /// Refuses what a browser or a proxy sends.
-fn check(headers: &HeaderMap) -> Result<(), &'static str> {
+fn check(request: &Request, host: &RequestHost) -> Result<(), &'static str> {
+    let headers = request.headers();
     if headers.contains_key(header::ORIGIN) {
-        return Err("this needs an API key from a web page");
+        return Err("a request of a web page needs an API key");
     }
-    let site = headers.get(FETCH_SITE);
-    if site.is_some_and(|site| site != "none" && site != "same-origin") {
-        return Err("this needs an API key from a web page");
+    // What a person types is of no site.
+    if headers
+        .get_all(FETCH_SITE)
+        .iter()
+        .any(|site| site != "none")
+    {
+        return Err("a request of a web page needs an API key");
     }
-    if FORWARDING.iter().any(|name| headers.contains_key(*name)) {
-        return Err("this needs an API key through a proxy");
+    let forwarded = headers
+        .keys()
+        .map(HeaderName::as_str)
+        .any(|name| name.starts_with(FORWARDING_PREFIX) || FORWARDING.contains(&name));
+    // No client of this API speaks HTTP/1.0; nginx does to what is behind it, and adds nothing.
+    if forwarded || request.version() < Version::HTTP_11 {
+        return Err("a request that comes through a proxy needs an API key");
     }
-    let declared = headers.get(header::CONTENT_TYPE);
-    // What a page may send without asking first is of no such type.
-    if declared.is_some_and(|_| !crate::json::is_json(headers)) {
-        return Err("this needs an API key for a body that is not JSON");
+    if !host.is_this_machine() {
+        return Err("a request to another name than `localhost` needs an API key");
     }
     Ok(())
+}
+
+/// Whether a request says that its body is JSON, where it has one or could have.
+fn says_json(request: &Request) -> bool {
+    let headers = request.headers();
+    let bodiless = !matches!(*request.method(), Method::POST | Method::PATCH)
+        && request.body().is_end_stream()
+        && !headers.contains_key(header::CONTENT_TYPE);
+    bodiless
+        || (crate::json::is_json(headers)
+            && headers.get_all(header::CONTENT_TYPE).iter().count() == 1)
+}
+
+/// Whether a request names somebody, be it well or badly: it is not one without a key then.
+pub(crate) fn names_somebody(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::AUTHORIZATION) || headers.contains_key(API_KEY_HEADER)
 }
 
 /// The key in `Authorization: Basic`, as its password. The clients' HTTP library takes it from
@@ -108,8 +157,8 @@ mod tests {
     use super::*;
     use axum::body::Body;
 
-    fn request(peer: Option<&str>, headers: &[(&str, &str)]) -> Request {
-        let mut request = http::Request::builder().uri("/v1/vms");
+    fn request(method: &str, peer: Option<&str>, headers: &[(&str, &str)]) -> Request {
+        let mut request = http::Request::builder().method(method).uri("/v1/vms");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -120,51 +169,134 @@ mod tests {
         request
     }
 
+    fn pass(rule: Keyless, request: &Request, host: &str) -> Result<String, u16> {
+        let passed = rule.caller(request, &host.parse().unwrap());
+        passed
+            .map(|caller| caller.tenant)
+            .map_err(|error| error.status().as_u16())
+    }
+
+    /// Of a program of this machine, but for these headers.
+    fn of(method: &str, headers: &[(&str, &str)]) -> Result<String, u16> {
+        let request = request(method, Some("127.0.0.1"), headers);
+        pass(Keyless::Allowed, &request, "localhost:7000")
+    }
+
+    fn arrakis() -> Result<String, u16> {
+        Ok(crate::arrakis::TENANT.to_owned())
+    }
+
+    const JSON: (&str, &str) = ("content-type", "application/json; charset=utf-8");
+
     #[test]
     fn a_program_of_this_machine_needs_no_key() {
         for peer in ["127.0.0.1", "127.9.9.9", "::1"] {
-            let json = [("content-type", "application/json; charset=utf-8")];
-            let caller = Keyless::Allowed
-                .caller(&request(Some(peer), &json))
-                .unwrap();
-            assert_eq!(caller.tenant, TENANT_NAME);
+            for host in [
+                "localhost:7000",
+                "127.0.0.1:7000",
+                "[::1]:7000",
+                "a.localhost",
+            ] {
+                let request = request("POST", Some(peer), &[JSON]);
+                assert_eq!(pass(Keyless::Allowed, &request, host), arrakis(), "{host}");
+            }
         }
-        let typed = request(Some("::1"), &[("sec-fetch-site", "none")]);
-        assert!(Keyless::Allowed.caller(&typed).is_ok());
+        for method in ["GET", "HEAD", "DELETE"] {
+            assert_eq!(of(method, &[]), arrakis(), "{method}");
+        }
+        assert_eq!(of("GET", &[("sec-fetch-site", "none")]), arrakis());
     }
 
-    const TENANT_NAME: &str = crate::arrakis::TENANT;
-
     #[test]
-    fn machines_pages_and_proxies_do() {
+    fn another_machine_does() {
         for peer in [
             None,
             Some("192.168.1.7"),
-            Some("::ffff:10.0.0.1"),
+            Some("10.0.2.15"),
             Some("0.0.0.0"),
         ] {
-            let refused = Keyless::Allowed.caller(&request(peer, &[]));
-            assert!(
-                matches!(refused, Err(ApiError::Unauthorized(_))),
-                "{peer:?}"
-            );
+            let request = request("GET", peer, &[]);
+            let passed = pass(Keyless::Allowed, &request, "localhost");
+            assert_eq!(passed, Err(401), "{peer:?}");
         }
-        let mut traces = vec![
+    }
+
+    #[test]
+    fn a_web_page_does() {
+        for trace in [
             ("origin", "http://localhost:7000"),
             ("origin", "null"),
+            ("origin", ""),
             ("sec-fetch-site", "cross-site"),
             ("sec-fetch-site", "same-site"),
-            ("content-type", "text/plain"),
-            ("content-type", "application/x-www-form-urlencoded"),
-            ("content-type", "multipart/form-data; boundary=x"),
-        ];
-        traces.extend(FORWARDING.iter().map(|name| (*name, "1")));
+            ("sec-fetch-site", "same-origin"),
+            ("sec-fetch-site", ""),
+        ] {
+            for method in ["GET", "POST", "DELETE"] {
+                assert_eq!(of(method, &[JSON, trace]), Err(401), "{method} {trace:?}");
+            }
+        }
+        let two = [("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")];
+        assert_eq!(of("GET", &two), Err(401));
+    }
+
+    #[test]
+    fn a_form_or_a_body_without_a_type_is_not_read() {
+        for forms in [
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "text/plain; application/json",
+            "application/jsonx",
+            "",
+        ] {
+            for method in ["GET", "POST", "PATCH", "DELETE"] {
+                let passed = of(method, &[("content-type", forms)]);
+                assert_eq!(passed, Err(415), "{method} {forms}");
+            }
+        }
+        let two = [JSON, ("content-type", "text/plain")];
+        assert_eq!(of("POST", &two), Err(415));
+        // Without a body too: a page can send such a POST.
+        for method in ["POST", "PATCH"] {
+            assert_eq!(of(method, &[]), Err(415), "{method}");
+        }
+        let mut with_body = request("DELETE", Some("::1"), &[]);
+        *with_body.body_mut() = Body::from("{}");
+        assert_eq!(pass(Keyless::Allowed, &with_body, "localhost"), Err(415));
+    }
+
+    #[test]
+    fn a_proxy_does() {
+        let mut traces = FORWARDING.to_vec();
+        traces.extend([
+            "x-forwarded",
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "x-forwarded-proto",
+            "x-forwarded-port",
+        ]);
         for trace in traces {
-            let refused = Keyless::Allowed.caller(&request(Some("127.0.0.1"), &[trace]));
-            assert!(
-                matches!(refused, Err(ApiError::Unauthorized(_))),
-                "{trace:?}"
-            );
+            for value in ["127.0.0.1", ""] {
+                assert_eq!(of("GET", &[(trace, value)]), Err(401), "{trace}");
+            }
+        }
+        let mut of_nginx = request("GET", Some("127.0.0.1"), &[]);
+        *of_nginx.version_mut() = Version::HTTP_10;
+        assert_eq!(pass(Keyless::Allowed, &of_nginx, "127.0.0.1"), Err(401));
+    }
+
+    #[test]
+    fn another_name_does() {
+        let request = request("GET", Some("127.0.0.1"), &[]);
+        for host in [
+            "pando.example",
+            "sandbox.pando.example",
+            "192.168.1.7",
+            "0.0.0.0",
+            "localhost.evil.example",
+        ] {
+            assert_eq!(pass(Keyless::Allowed, &request, host), Err(401), "{host}");
         }
     }
 
@@ -178,14 +310,15 @@ mod tests {
             (true, false, true),
         ] {
             let rule = Keyless::of(demands, loopback, public);
-            assert!(rule.caller(&request(Some("127.0.0.1"), &[])).is_err());
+            let request = request("GET", Some("127.0.0.1"), &[]);
+            assert_eq!(pass(rule, &request, "localhost"), Err(401));
         }
     }
 
     #[test]
     fn a_netrc_can_hold_the_key() {
         let key = |value: &str| {
-            let request = request(None, &[("authorization", value)]);
+            let request = request("GET", None, &[("authorization", value)]);
             basic_key(request.headers())
         };
         // `x:pando_0`
@@ -193,6 +326,11 @@ mod tests {
         assert_eq!(key("basic eDpwYW5kb18w"), Some("pando_0".to_owned()));
         for other in ["Bearer x", "Basic", "Basic !", "Basic cGFuZG8=", ""] {
             assert_eq!(key(other), None, "{other}");
+            let request = request("GET", None, &[("authorization", other)]);
+            assert!(names_somebody(request.headers()), "{other}");
         }
+        let own = request("GET", None, &[("x-api-key", "")]);
+        assert!(names_somebody(own.headers()));
+        assert!(!names_somebody(request("GET", None, &[]).headers()));
     }
 }

@@ -14,6 +14,7 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Where commands run and relative paths begin.
 const PLACE: &str = "/tmp/server_files";
@@ -26,10 +27,17 @@ const SEARCH_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Makes the place, goes there, and lets the command's two outputs come as one, in order.
 const PREPARE: &str =
-    "mkdir -p /tmp/server_files && cd /tmp/server_files && exec 2>&1 && exec bash -c \"$1\"";
+    "exec 2>&1; mkdir -p /tmp/server_files && cd /tmp/server_files && exec bash -c \"$1\"";
 
-/// Bytes of one file that is downloaded in a JSON answer; `/v1/sandboxes/{id}/files` streams.
-const FILE_BYTES: usize = 64 << 20;
+/// Bytes of all files that are downloaded in one answer, which is put together in memory;
+/// `/v1/sandboxes/{id}/files` streams any number.
+const DOWNLOAD_BYTES: usize = 64 << 20;
+
+/// What one file takes at most: some, such as `/proc/kmsg`, do not end.
+const DOWNLOAD_TIME: Duration = Duration::from_secs(60);
+
+/// Files of one download: more than fit into a request's first line have no names.
+const DOWNLOAD_FILES: usize = 1024;
 
 /// A command.
 #[derive(Debug, Deserialize)]
@@ -176,27 +184,52 @@ pub(super) async fn download(
     if paths.is_empty() {
         return Err(invalid("Missing 'paths' query parameter"));
     }
+    if paths.len() > DOWNLOAD_FILES {
+        return Err(invalid(format!(
+            "`paths` names more than {DOWNLOAD_FILES} files"
+        )));
+    }
     let vm = door.get(&caller, &name).await?;
     let service = door.files(&caller, vm.id.as_str());
-    let mut files = Vec::new();
+    let (mut files, mut left) = (Vec::new(), DOWNLOAD_BYTES);
     for path in paths {
-        let (content, error) = match read(&service, &place(&path)).await {
+        let (content, error) = match read(&service, &place(&path), left).await {
             Ok(content) => (content, String::new()),
-            Err(error) if error.status().is_client_error() => {
-                (String::new(), format!("Failed to read file: {error}"))
-            }
-            Err(error) => return Err(error),
+            Err(error) => (String::new(), unreadable(error)?),
         };
+        left = left.saturating_sub(content.len());
         files.push(json!({ "content": content, "error": error, "path": path }));
     }
     Ok(answer(&json!({ "files": files })))
 }
 
-async fn read(service: &GuestFiles<'_>, path: &str) -> Result<String, ApiError> {
+async fn read(service: &GuestFiles<'_>, path: &str, limit: usize) -> Result<String, ApiError> {
     guest_files::check_path(path)?;
-    let response = service.transfer(Method::GET, path, HeaderMap::new(), Body::empty());
-    let bytes = guest_files::read_at_most(response.await?, FILE_BYTES).await?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let whole = async {
+        let response = service.transfer(Method::GET, path, HeaderMap::new(), Body::empty());
+        guest_files::read_at_most(response.await?, limit).await
+    };
+    let bytes = tokio::time::timeout(DOWNLOAD_TIME, whole).await;
+    let bytes = bytes.map_err(|_| {
+        let seconds = DOWNLOAD_TIME.as_secs();
+        ApiError::InvalidPath(format!("path '{path}' does not end within {seconds} s"))
+    })?;
+    Ok(String::from_utf8_lossy(&bytes?).into_owned())
+}
+
+/// What is said in a file's place; an error that is not the file's is the whole answer's.
+fn unreadable(error: ApiError) -> Result<String, ApiError> {
+    match error {
+        ApiError::LongGuestAnswer(_) => Ok(format!(
+            "Failed to read file: the files of one answer have at most {} MiB together; \
+             `/v1/sandboxes/{{id}}/files` has no limit",
+            DOWNLOAD_BYTES >> 20
+        )),
+        ApiError::FileNotFound(_) | ApiError::FilePermission(_) | ApiError::InvalidPath(_) => {
+            Ok(format!("Failed to read file: {error}"))
+        }
+        other => Err(other),
+    }
 }
 
 /// The paths that a query names: between commas, each percent-encoded.

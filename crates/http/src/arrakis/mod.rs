@@ -20,24 +20,27 @@ mod vms;
 use crate::error::{ApiError, Refusal};
 use crate::gate::{no_method, no_route};
 use crate::trace;
-use axum::Router;
 use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
 use http::{HeaderValue, StatusCode, header};
 use pando_engine::Engine;
+use pando_engine::request::Caller;
 use pando_types::TemplateRef;
 use serde_json::{Value, json};
 
 /// Whose sandboxes are that were asked for without a key.
-pub(crate) const TENANT: &str = "arrakis";
+pub const TENANT: &str = "arrakis";
 
 /// What every handler of this door can use.
 #[derive(Clone)]
 pub(crate) struct Door {
     engine: Engine,
-    /// What VMs are made from.
-    template: TemplateRef,
+    /// What VMs are made from, if that was said.
+    template: Option<TemplateRef>,
 }
 
 /// Where its clients look: those of version 2 below `/v1`, older ones at the root.
@@ -81,18 +84,43 @@ pub(crate) fn every_route() -> Vec<(&'static str, String)> {
 }
 
 /// The router of this door.
-pub(crate) fn router(engine: Engine, template: TemplateRef) -> Router {
+pub(crate) fn router(engine: Engine, template: Option<TemplateRef>) -> Router {
     let mut router = Router::new();
     for prefix in PREFIXES {
         for (path, _, handler) in routes() {
             router = router.route(&format!("{prefix}{path}"), handler);
         }
     }
+    let door = Door { engine, template };
     router
         .route_layer(axum::middleware::from_fn(trace::name_route))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .with_state(Door { engine, template })
+        .layer(middleware::from_fn_with_state(door.clone(), by_names))
+        .with_state(door)
+}
+
+/// Tells the engine of a request, and has its refusal speak of VMs by their names: this door's
+/// clients never see an id.
+async fn by_names(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    door.engine.came_without_key();
+    let mut response = next.run(request).await;
+    if let Some(refusal) = response.extensions_mut().get_mut::<Refusal>()
+        && let Ok(all) = door.engine.list(&caller).await
+    {
+        for vm in all {
+            if let Some(name) = vm.name {
+                let message = refusal.message.replace(vm.id.as_str(), name.as_str());
+                refusal.message = message;
+            }
+        }
+    }
+    response
 }
 
 /// A JSON object with a newline behind it, as this API's own server writes them.

@@ -9,8 +9,8 @@ use axum::extract::State;
 use axum::response::Response;
 use pando_engine::request::{Caller, CreateSandbox, Rollback, Sandbox, TakeSnapshot};
 use pando_engine::{EngineError, OpenPort};
-use pando_types::{Name, SandboxState};
-use serde::Deserialize;
+use pando_types::{Name, SandboxState, TemplateRef};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 /// The ports that a VM has on the host from its start, with what they are for. The first is
@@ -24,27 +24,41 @@ const FORWARDS: [(u16, &str); 6] = [
     (5740, "code"),
 ];
 
-/// The template whose VMs have a desktop, on the first of [`FORWARDS`].
+/// The template whose VMs have a desktop, on the first of [`FORWARDS`]; what VMs are made from
+/// where it was baked and nothing else was said.
 const DESKTOP: &str = "desktop";
+
+/// What they are made from otherwise.
+const BASE: &str = "base";
 
 /// A guest's address, the same in each; the network ends in its gateway.
 const INSIDE: &str = "10.0.2.15/24";
 
-/// A request to start a VM. Strings that are empty count as left out.
+/// A request to start a VM. Strings that are empty or null count as left out.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct StartVm {
+    #[serde(deserialize_with = "text")]
     vm_name: String,
+    #[serde(deserialize_with = "text")]
     snapshot_id: String,
+    #[serde(deserialize_with = "text")]
     kernel: String,
+    #[serde(deserialize_with = "text")]
     initramfs: String,
+    #[serde(deserialize_with = "text")]
     rootfs: String,
+}
+
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A request to put a VM into another state.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ChangeVm {
+    #[serde(deserialize_with = "text")]
     status: String,
 }
 
@@ -52,17 +66,25 @@ pub(super) struct ChangeVm {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct KeepVm {
+    #[serde(deserialize_with = "text")]
     snapshot_id: String,
 }
 
 impl Door {
+    /// The caller's VMs: sandboxes with a name, since this API knows them by nothing else.
+    async fn all(&self, caller: &Caller) -> Result<Vec<Sandbox>, ApiError> {
+        let mut all = self.engine.list(caller).await?;
+        all.retain(|vm| vm.name.is_some());
+        Ok(all)
+    }
+
     /// The VM of this name, and nothing that merely begins like it.
     pub(super) async fn find(
         &self,
         caller: &Caller,
         name: &str,
     ) -> Result<Option<Sandbox>, ApiError> {
-        let all = self.engine.list(caller).await?;
+        let all = self.all(caller).await?;
         let named = |vm: &Sandbox| vm.name.as_ref().is_some_and(|own| own.as_str() == name);
         Ok(all.into_iter().find(named))
     }
@@ -120,6 +142,22 @@ impl Door {
         .await
     }
 
+    /// What a new VM is made from.
+    async fn template(&self, caller: &Caller) -> Result<TemplateRef, ApiError> {
+        if let Some(said) = &self.template {
+            return Ok(said.clone());
+        }
+        let reference = |name: &str| {
+            let parsed = name.parse::<TemplateRef>();
+            parsed.map_err(|error| ApiError::Internal(error.to_string()))
+        };
+        let desktop = reference(DESKTOP)?;
+        match self.engine.has_template(caller, &desktop).await? {
+            true => Ok(desktop),
+            false => reference(BASE),
+        }
+    }
+
     async fn create(
         &self,
         caller: &Caller,
@@ -127,7 +165,10 @@ impl Door {
         snapshot: Option<String>,
     ) -> Result<Sandbox, ApiError> {
         let request = CreateSandbox {
-            template: snapshot.is_none().then(|| self.template.clone()),
+            template: match snapshot {
+                Some(_) => None,
+                None => Some(self.template(caller).await?),
+            },
             from: snapshot,
             name: Some(name),
             ..CreateSandbox::default()
@@ -174,7 +215,7 @@ pub(super) async fn health() -> Response {
     answer(&json!({ "status": "healthy", "timestamp": now.to_string() }))
 }
 
-/// Starts a VM: a new one, a known one that is off, or either from a snapshot.
+/// Starts a VM: a new one, a known one that is off or paused, or either from a snapshot.
 pub(super) async fn start(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
@@ -207,6 +248,10 @@ pub(super) async fn start(
             let id = vm.id.as_str();
             door.engine.roll_back(&caller, id, back).await?.sandbox
         }
+        // Its Python client has no other word to let a paused one go on.
+        (Some(vm), None) if vm.state == SandboxState::Paused => {
+            door.engine.resume(&caller, vm.id.as_str()).await?
+        }
         (Some(vm), None) => door.engine.start(&caller, vm.id.as_str()).await?,
     };
     Ok(answer(&door.describe(&caller, &vm)?))
@@ -217,7 +262,7 @@ pub(super) async fn list(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    let all = door.engine.list(&caller).await?;
+    let all = door.all(&caller).await?;
     let described = all.iter().map(|vm| door.describe(&caller, vm));
     let vms = described.collect::<Result<Vec<_>, _>>()?;
     Ok(answer(&json!({ "vms": vms })))
@@ -246,8 +291,12 @@ pub(super) async fn change(
     match (request.status.as_str(), vm.state) {
         ("stopped", S::Stopped | S::Failed) | ("paused", S::Paused) | ("resume", S::Running) => {}
         ("stopped", S::Paused) => {
-            engine.resume(&caller, id).await?;
-            engine.stop(&caller, id).await?;
+            let (engine, id) = (engine.clone(), vm.id.clone());
+            to_the_end(async move {
+                engine.resume(&caller, id.as_str()).await?;
+                engine.stop(&caller, id.as_str()).await
+            })
+            .await?;
         }
         ("stopped", _) => drop(engine.stop(&caller, id).await?),
         ("paused", _) => drop(engine.pause(&caller, id).await?),
@@ -277,7 +326,7 @@ pub(super) async fn destroy_all(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    let all = door.engine.list(&caller).await?;
+    let all = door.all(&caller).await?;
     let removals = all
         .iter()
         .map(|vm| door.engine.remove(&caller, vm.id.as_str()));
@@ -299,9 +348,7 @@ pub(super) async fn snapshot(
 ) -> Result<Response, ApiError> {
     let vm = door.get(&caller, &name).await?;
     let wanted = match request.snapshot_id.as_str() {
-        "" => jiff::Timestamp::now()
-            .strftime(&format!("snapshot-{name}-%Y%m%d-%H%M%S"))
-            .to_string(),
+        "" => name_of_the_moment(&name),
         named => named.to_owned(),
     };
     let parsed: Name = wanted
@@ -315,9 +362,27 @@ pub(super) async fn snapshot(
     Ok(answer(&json!({ "snapshotId": wanted })))
 }
 
+/// What a snapshot is called that was given no name: as this API's Python client names its own.
+fn name_of_the_moment(vm: &str) -> String {
+    let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+    // As much of a long name as leaves the whole a name: 9 characters before, 16 behind.
+    let vm: String = vm.chars().take(100).collect();
+    format!("snapshot-{vm}-{now}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_snapshot_without_a_name_gets_one() {
+        let longest = "x".repeat(128);
+        for vm in ["one", longest.as_str()] {
+            let name = name_of_the_moment(vm);
+            assert!(name.starts_with("snapshot-"), "{name}");
+            assert!(name.parse::<Name>().is_ok(), "{name}");
+        }
+    }
 
     #[test]
     fn every_state_has_one_of_the_words_that_clients_know() {

@@ -20,11 +20,18 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use pando_engine::request::Caller;
 use pando_engine::{AGENT_PORT, Engine};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Where a request came from, as far as the listener knows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) IpAddr);
+
+/// The connection that a request came on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connection {
+    pub(crate) client: SocketAddr,
+    pub(crate) server: SocketAddr,
+}
 
 /// Takes a request into a guest.
 pub(crate) async fn forward(

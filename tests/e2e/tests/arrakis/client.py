@@ -107,6 +107,10 @@ prefix = "/v1" if release >= (2, 0, 0) else ""
 requests.patch(f"{url}{prefix}/vms/{name}", json={"status": "resume"}).raise_for_status()
 assert status(sandbox) == "RUNNING"
 assert sandbox.run_cmd("cat /dev/shm/state")["output"] == "in-memory\n"
+sandbox.update_state("paused")
+# The client's own words for it.
+assert status(manager.start_sandbox(name)) == "RUNNING"
+assert sandbox.run_cmd("cat /dev/shm/state")["output"] == "in-memory\n"
 sandbox.update_state("stopped")
 assert status(sandbox) == "STOPPED"
 started = manager.start_sandbox(name)
