@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// The guest: a static program for this, whatever libc the host has. And Debian's QEMU.
-const AGENT_TARGET: &str = "x86_64-unknown-linux-gnu";
+/// What everything is built for. Named, so that build scripts and macros, which run here, are
+/// not linked as the programs are.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Builds all in order; a repeated build takes a second.
 pub(crate) fn build_all(steps: &Steps, root: &Path) -> Result<()> {
@@ -60,15 +61,13 @@ pub(crate) fn pando_path(root: &Path) -> PathBuf {
 
 /// The guest agent, where `bin/pando/build.rs` looks for it.
 pub(crate) fn agent_path(root: &Path) -> PathBuf {
-    target_dir(root)
-        .join(AGENT_TARGET)
-        .join("agent/pando-agent")
+    target_dir(root).join(TARGET).join("agent/pando-agent")
 }
 
 /// The library for QEMU, where `bin/pando/build.rs` looks for it.
 pub(crate) fn preload_path(root: &Path) -> PathBuf {
     target_dir(root)
-        .join(AGENT_TARGET)
+        .join(TARGET)
         .join("agent/libpando_preload.so")
 }
 
@@ -77,9 +76,12 @@ pub(crate) fn build_preload(steps: &Steps, root: &Path) -> Result<()> {
     let mut build = cargo(root);
     build.args(["rustc", "--profile", "agent", "--package", "pando-preload"]);
     // Without the form for tests, which would keep all of the standard library in it.
-    build.args(["--lib", "--crate-type", "cdylib", "--target", AGENT_TARGET]);
+    build.args(["--lib", "--crate-type", "cdylib", "--target", TARGET]);
     steps.run(&mut build)
 }
+
+/// Links a program so that it needs no library of the machine that it runs on.
+const STATIC: &str = "-C target-feature=+crt-static";
 
 /// Builds the agent: static, so that it runs before there is a root.
 pub(crate) fn build_agent(steps: &Steps, root: &Path) -> Result<()> {
@@ -88,23 +90,39 @@ pub(crate) fn build_agent(steps: &Steps, root: &Path) -> Result<()> {
     }
     let mut build = cargo(root);
     build.args(["build", "--profile", "agent", "--package", "pando-agent"]);
-    build.args(["--target", AGENT_TARGET]);
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    build.args(["--target", TARGET]);
+    build.env("RUSTFLAGS", STATIC);
     steps.run(&mut build)
 }
 
-/// Builds `target/release/pando`, and says whether that changed it.
+/// Builds `target/release/pando`, and says whether that changed it. It is static, so that what
+/// is tested is what `cargo xtask dist` hands out.
 pub(crate) fn build_pando(steps: &Steps, root: &Path) -> Result<bool> {
     let before = modified(&pando_path(root));
     let mut build = cargo(root);
     build.args(["build", "--release", "--package", "pando"]);
+    build.args(["--target", TARGET]);
+    build.env("RUSTFLAGS", STATIC);
     build.env("PANDO_AGENT", agent_path(root));
     build.env("PANDO_PRELOAD", preload_path(root));
     steps.run(&mut build)?;
-    let after = modified(&pando_path(root));
-    after
-        .context("cargo built no `pando`")
-        .map(|after| Some(after) != before)
+    let built = target_dir(root).join(TARGET).join("release/pando");
+    let after = modified(&built).context("cargo built no `pando`")?;
+    let changed = before.is_none_or(|before| before < after);
+    if changed {
+        place(&built, &pando_path(root)).context("cannot put `pando` into its place")?;
+    }
+    Ok(changed)
+}
+
+/// Gives a program its usual path too; one that runs from there is left what it is.
+fn place(built: &Path, path: &Path) -> std::io::Result<()> {
+    let fresh = path.with_extension("new");
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::copy(built, &fresh)?;
+    std::fs::rename(fresh, path)
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use pando_wire::Steps;
 use pando_wire::guest::resume::Step;
 use pando_wire::guest::{Resume, Resumed};
 use rustix::time::{ClockId, Timespec, clock_settime};
@@ -47,6 +48,7 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
     if warming {
         sandbox.set_last_pid(last_pid());
     }
+    let mut steps = Steps::begin();
     let mut warnings = Vec::new();
     let mut note = |step: &str, result: Result<()>| {
         if let Err(error) = result {
@@ -55,12 +57,14 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
     };
     note("entropy", reseed(&resume.entropy));
     note("clock", set_clock(resume.wall_clock_ns));
+    steps.mark("reseeded");
     let mut error = String::new();
     if resume.mount && sandbox.root().is_none() {
         match mount(sandbox).await {
             Ok(()) => {}
             Err(failed) => error = format!("{failed:#}"),
         }
+        steps.mark("mounted");
     }
     note("hostname", set_hostname(&resume.hostname));
     if sandbox.root().is_some() {
@@ -71,12 +75,17 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>, resume: Resume) -> Resumed {
             access_token: resume.access_token,
         });
         note("epoch", epoch::renew(Path::new(RUN)).map_err(Into::into));
+        steps.mark("renamed");
         if !warming {
             note("hooks", run_hooks(sandbox).await);
             note("signals", send_signals());
+            steps.mark("hooks ran");
         }
     }
-    answer(sandbox, warnings, error)
+    Resumed {
+        timing_ms: steps.done.into_iter().collect(),
+        ..answer(sandbox, warnings, error)
+    }
 }
 
 /// The second step: nothing that takes time stands between the clock and the thaw.

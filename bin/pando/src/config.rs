@@ -46,6 +46,7 @@ pub(crate) enum SettingKey {
     MaterializedMib,
     TrackWrites,
     Log,
+    OtlpEndpoint,
 }
 
 /// What is known of a setting beyond its value.
@@ -115,6 +116,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting(SettingKey::MaterializedMib, ("materialized_mib", "PANDO_MATERIALIZED_MIB"), "4096", "The most, in MiB, that memories may take which were put together from snapshots' layers to be mapped. What was of use longest ago goes first."),
     setting(SettingKey::TrackWrites, ("track_writes", "PANDO_TRACK_WRITES"), "`auto`", "How a snapshot of a running sandbox learns which pages changed. `auto`: from the kernel, where it can tell (Linux 6.7), else by comparing. `compare`: by comparing, for which the sandbox stands still longer."),
     setting(SettingKey::Log, ("log", "PANDO_LOG"), "`info`", "How much the daemon logs: `error`, `warn`, `info`, `debug`, or a filter per module."),
+    setting(SettingKey::OtlpEndpoint, ("otlp_endpoint", "PANDO_OTLP_ENDPOINT"), "`OTEL_EXPORTER_OTLP_ENDPOINT` where it is set, else none", "Where traces are sent: the URL of a collector that speaks OTLP over HTTP, such as `http://127.0.0.1:4318`."),
 ];
 
 /// Settings that may be numbers in the configuration file.
@@ -384,6 +386,9 @@ fn default_of(
         SettingKey::Qemu => "qemu-system-x86_64".to_owned(),
         SettingKey::Log => "info".to_owned(),
         SettingKey::MaterializedMib => "4096".to_owned(),
+        SettingKey::OtlpEndpoint => {
+            (surroundings.variable)("OTEL_EXPORTER_OTLP_ENDPOINT").unwrap_or_default()
+        }
         // `url` follows `listen`, which comes later in the table; see `url`.
         SettingKey::Url
         | SettingKey::ApiKey

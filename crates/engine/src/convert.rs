@@ -4,11 +4,13 @@ use crate::request::{
     Command, ExecResult, Exit, NetworkConnection, NetworkRefusal, NetworkReport, OutputStream,
     ProcessEvent, ProcessInfo, ProcessInput, WindowSize,
 };
+use crate::trace;
 use pando_types::EgressPolicy;
 use pando_wire::shim::{self, attach_response, input_request};
 use std::time::{Duration, UNIX_EPOCH};
 
-pub(crate) fn command(command: Command) -> shim::Command {
+pub(crate) fn command(mut command: Command) -> shim::Command {
+    trace::hand_on(&mut command.env);
     let timeout = command.timeout.unwrap_or_default();
     // Zero means none on the wire: the shortest timeout is a millisecond.
     let timeout_ms = u64::try_from(timeout.as_millis())

@@ -27,6 +27,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Instant, SystemTime};
+use tracing::Instrument as _;
 
 /// Where the engine keeps its things and what it uses.
 #[derive(Clone, Debug)]
@@ -188,9 +189,13 @@ impl Engine {
         let (engine, caller) = (self.clone(), caller.clone());
         let (answer, answered) = tokio::sync::oneshot::channel();
         // Its own task: a caller that hangs up must not leave half a sandbox.
-        tokio::spawn(async move {
-            let watch = engine.begin(Operation::Create);
-            let created = engine.spawn_new(&caller, request).await;
+        let creating = async move {
+            let watch = engine.begin(Operation::Create, None);
+            let creating = engine.spawn_new(&caller, request).instrument(watch.span());
+            let created = creating.await;
+            if let Ok(entry) = &created {
+                watch.span().record("pando.sandbox.id", entry.id.as_str());
+            }
             watch.end(
                 created.as_ref().map_or("", |entry| entry.made_from()),
                 &created,
@@ -198,7 +203,8 @@ impl Engine {
             if let Err(Ok(entry)) = answer.send(created) {
                 drop(engine.destroy(&entry, "its creator went away").await);
             }
-        });
+        };
+        tokio::spawn(creating.in_current_span());
         let entry = answered
             .await
             .map_err(|error| EngineError::internal(&error))??;
@@ -239,7 +245,9 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
             let removing = engine.destroy(&entry, "");
-            engine.observed(Operation::Remove, removing).await
+            engine
+                .observed(Operation::Remove, &entry.id, removing)
+                .await
         })
         .await
     }
@@ -252,7 +260,9 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
             let stopping = engine.power_off(&entry);
-            engine.observed(Operation::Stop, stopping).await?;
+            engine
+                .observed(Operation::Stop, &entry.id, stopping)
+                .await?;
             entry.describe()
         })
         .await
@@ -266,7 +276,9 @@ impl Engine {
         let entry = self.inner.sandboxes.find(caller, sandbox)?;
         self.detached(move |engine| async move {
             let starting = engine.power_on(&entry);
-            engine.observed(Operation::Start, starting).await?;
+            engine
+                .observed(Operation::Start, &entry.id, starting)
+                .await?;
             entry.describe()
         })
         .await
@@ -310,7 +322,7 @@ impl Engine {
         R: Send + 'static,
         F: Future<Output = Result<R, EngineError>> + Send + 'static,
     {
-        tokio::spawn(work(self.clone()))
+        tokio::spawn(work(self.clone()).in_current_span())
             .await
             .map_err(|error| EngineError::internal(&error))?
     }

@@ -4,10 +4,12 @@ use crate::EngineError;
 use crate::engine::Engine;
 use crate::sandboxes::Entry;
 use crate::shims::Shim;
+use crate::trace;
 use crate::usage::guest_error;
 use connectrpc::ErrorCode;
 use pando_wire::shim::{ExecRequest, ExecResponse, run_response};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Characters of a request's id: a UUID has 36.
 const REQUEST_ID_CHARACTERS: usize = 64;
@@ -24,6 +26,7 @@ impl Engine {
         use run_response::Event;
         let failed = |error| guest_error(entry, shim, error);
         let nonsense = || EngineError::Internal("the shim did not say how it ended".to_owned());
+        let from = SystemTime::now();
         let mut answers = shim.client.rpc.run(request.clone()).await.map_err(failed)?;
         let process_id = match answers.message().await {
             Ok(Some(begun)) => match begun.to_owned_message().event {
@@ -42,7 +45,10 @@ impl Engine {
             biased;
             ended = answers.message() => match ended.map_err(failed)? {
                 Some(ended) => match ended.to_owned_message().event {
-                    Some(Event::Result(result)) => Ok(*result),
+                    Some(Event::Result(result)) => {
+                        trace::exec(from, &result);
+                        Ok(*result)
+                    }
                     _ => Err(nonsense()),
                 },
                 None => Err(nonsense()),

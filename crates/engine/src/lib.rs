@@ -41,6 +41,7 @@ mod source;
 mod spawn;
 pub mod stand_in;
 mod template;
+mod trace;
 mod usage;
 
 pub use admission::{AdmissionConfig, TenantLimits};

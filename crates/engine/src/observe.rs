@@ -2,12 +2,15 @@
 //!
 //! The engine knows no metrics and no format of them. It tells one observer, which the
 //! listener is, what it did, how long that took and what came of it; every word that it
-//! says is one of a few.
+//! says is one of a few. Each operation is a span of a trace, too.
 
 use crate::EngineError;
 use crate::engine::Engine;
+use pando_types::SandboxId;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,20 +140,42 @@ pub trait Observer: Send + Sync + std::fmt::Debug {
 #[derive(Debug, Default)]
 pub(crate) struct Observed(OnceLock<Arc<dyn Observer>>);
 
+/// Characters of an error in a trace: some quote a guest's console.
+const ERROR_CHARACTERS: usize = 500;
+
 /// An operation under way; dropped, it was abandoned.
 pub(crate) struct Watch {
     observer: Option<Arc<dyn Observer>>,
     operation: Operation,
     began: Instant,
+    span: Span,
 }
 
 impl Watch {
+    /// What is done for it is done in this.
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
     /// It is over.
     pub(crate) fn end<R>(mut self, source: &'static str, result: &Result<R, EngineError>) {
-        self.tell(source, Outcome::of(result));
+        let outcome = Outcome::of(result);
+        if let Err(error) = result
+            && outcome == Outcome::Failed
+            && !self.span.is_disabled()
+        {
+            let text: String = error.to_string().chars().take(ERROR_CHARACTERS).collect();
+            self.span.record("otel.status_code", "ERROR");
+            self.span.record("otel.status_description", text);
+        }
+        self.tell(source, outcome);
     }
 
     fn tell(&mut self, source: &'static str, outcome: Outcome) {
+        self.span.record("pando.outcome", outcome.as_str());
+        if !source.is_empty() {
+            self.span.record("pando.made_from", source);
+        }
         if let Some(observer) = self.observer.take() {
             observer.ended(&Finished {
                 operation: self.operation,
@@ -174,8 +199,8 @@ impl Engine {
         let _ = self.inner.observed.0.set(observer);
     }
 
-    /// An operation begins.
-    pub(crate) fn begin(&self, operation: Operation) -> Watch {
+    /// An operation begins, on a sandbox where there is one.
+    pub(crate) fn begin(&self, operation: Operation, sandbox: Option<&SandboxId>) -> Watch {
         let observer = self.inner.observed.0.get().cloned();
         if let Some(observer) = &observer {
             observer.began(operation);
@@ -184,17 +209,28 @@ impl Engine {
             observer,
             operation,
             began: Instant::now(),
+            span: tracing::info_span!(
+                target: pando_trace::TARGET,
+                "operation",
+                otel.name = operation.as_str(),
+                otel.status_code = Empty,
+                otel.status_description = Empty,
+                pando.sandbox.id = sandbox.map(tracing::field::display),
+                pando.outcome = Empty,
+                pando.made_from = Empty,
+            ),
         }
     }
 
-    /// Does an operation that is told.
+    /// Does an operation on a sandbox that is told.
     pub(crate) async fn observed<R>(
         &self,
         operation: Operation,
+        sandbox: &SandboxId,
         work: impl Future<Output = Result<R, EngineError>>,
     ) -> Result<R, EngineError> {
-        let watch = self.begin(operation);
-        let result = work.await;
+        let watch = self.begin(operation, Some(sandbox));
+        let result = work.instrument(watch.span()).await;
         watch.end("", &result);
         result
     }

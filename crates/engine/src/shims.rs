@@ -1,5 +1,6 @@
 //! Shim processes: started, found again, ended.
 
+use crate::trace;
 use crate::{EngineError, Interruption, groups};
 use pando_shim::client::ShimClient;
 use pando_shim::spec::ShimSpec;
@@ -18,7 +19,8 @@ use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+use tracing::Instrument as _;
 
 /// Descriptors of a shim: its own few, a handful for the VMM, and the gateway's connections.
 const OPEN_FILES: u64 = 4096;
@@ -259,12 +261,18 @@ impl Shim {
 
     /// Makes the slot that it is a sandbox, which answers then.
     pub(crate) async fn claim(&self, request: ClaimRequest) -> Result<ReadyResponse, EngineError> {
-        let ready = self.client.rpc.claim(request).await;
-        let ready = ready.map_err(went_away)?.into_owned();
-        if ready.state != State::STATE_RUNNING {
-            return Err(EngineError::not_spawned(ready.cause));
-        }
-        Ok(ready)
+        let span = tracing::info_span!(target: pando_trace::TARGET, "claim");
+        let claiming = async {
+            let from = SystemTime::now();
+            let ready = self.client.rpc.claim(request).await;
+            let ready = ready.map_err(went_away)?.into_owned();
+            if ready.state != State::STATE_RUNNING {
+                return Err(EngineError::not_spawned(ready.cause));
+            }
+            trace::ready(from, &ready);
+            Ok(ready)
+        };
+        claiming.instrument(span).await
     }
 
     /// Waits until the sandbox answers or is known not to.

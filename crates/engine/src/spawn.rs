@@ -12,6 +12,7 @@ use crate::request::{Caller, CreateSandbox, Start};
 use crate::sandboxes::{Entry, IsolationJson};
 use crate::shims::{Shim, ShimProcess, log_last_words, no_space_or};
 use crate::source::{Source, boot_plan, lay_out_boot, lay_out_start};
+use crate::trace;
 use crate::{EngineError, Interruption, identity, ids};
 use pando_shim::spec::ShimSpec;
 use pando_store::{
@@ -290,14 +291,18 @@ impl Engine {
         let identity = identity::for_sandbox(dir, self.inner.host.accelerator);
         let starter = &self.inner.bakery.starter;
         let spawning = async {
+            let from = SystemTime::now();
             let shim = Arc::new(starter.start(dir, &spec, identity).await?);
             let ready = shim.ready().await?;
             match ready.state == State::STATE_RUNNING {
-                true => Ok((shim, ready)),
+                true => {
+                    trace::ready(from, &ready);
+                    Ok((shim, ready))
+                }
                 false => Err(EngineError::not_spawned(ready.cause)),
             }
         };
-        self.observed(crate::observe::Operation::Spawn, spawning)
+        self.observed(crate::observe::Operation::Spawn, &entry.id, spawning)
             .await
     }
 

@@ -76,7 +76,7 @@ impl Engine {
             ..Default::default()
         };
         let running = self.run_to_end(&entry, &shim, request);
-        let response = self.observed(Operation::Exec, running).await?;
+        let response = self.observed(Operation::Exec, &entry.id, running).await?;
         let result = convert::exec_result(response);
         match ended_with_guest(&result.exit, &shim) {
             true => Err(cut_off(&entry, &shim)),
@@ -139,14 +139,15 @@ impl Engine {
             .attach(request)
             .await
             .map_err(|error| process_error(&entry, &shim, process, error))?;
-        let events = stream::unfold(Some((followed, entry, shim)), |state| async move {
-            let (mut followed, entry, shim) = state?;
+        let process = process.clone();
+        let events = stream::unfold(Some((followed, entry, shim, process)), |state| async move {
+            let (mut followed, entry, shim, process) = state?;
             match followed.message().await {
                 Ok(Some(message)) => match convert::process_event(message.to_owned_message()) {
                     Some(ProcessEvent::Exit(exit)) if ended_with_guest(&exit, &shim) => {
                         Some((Err(cut_off(&entry, &shim)), None))
                     }
-                    Some(event) => Some((Ok(event), Some((followed, entry, shim)))),
+                    Some(event) => Some((Ok(event), Some((followed, entry, shim, process)))),
                     None => Some((
                         Err(EngineError::Internal(
                             "the shim sent an event of no kind".to_owned(),
@@ -155,7 +156,8 @@ impl Engine {
                     )),
                 },
                 Ok(None) => None,
-                Err(error) => Some((Err(guest_error(&entry, &shim, error)), None)),
+                // That there is no such process comes here too, in place of a first message.
+                Err(error) => Some((Err(process_error(&entry, &shim, &process, error)), None)),
             }
         });
         Ok(events.boxed())

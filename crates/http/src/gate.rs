@@ -15,7 +15,7 @@ use crate::error::{ApiError, Refusal};
 use crate::host::{HostRules, RequestHost};
 use crate::metrics::Metrics;
 use crate::proxy::Connection;
-use crate::{arrakis, e2b, proxy};
+use crate::{arrakis, e2b, proxy, trace};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
@@ -28,6 +28,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 use tower::ServiceExt;
+use tracing::{Instrument as _, Span};
 
 /// Carries the request's id in every response.
 pub(crate) const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
@@ -107,7 +108,14 @@ impl Gate {
         let host = RequestHost::of(request.uri(), request.headers());
         let destination = dispatch(&self.inner.rules, host.as_ref(), request.headers(), &path);
         let dialect = dialect_of(&destination);
-        let passing = AssertUnwindSafe(self.pass(destination, host, request)).catch_unwind();
+        let span = match destination {
+            Destination::Door(_) => trace::request(&method, &path, &id.0, request.headers()),
+            _ => Span::none(),
+        };
+        let passing = self
+            .pass(destination, host, request)
+            .instrument(span.clone());
+        let passing = AssertUnwindSafe(passing).catch_unwind();
         let response = match passing.await {
             Ok(response) => response,
             Err(_) => ApiError::Internal("a request handler panicked".to_owned()).into_response(),
@@ -116,6 +124,7 @@ impl Gate {
         if let Ok(value) = HeaderValue::from_str(&id.0) {
             response.headers_mut().insert(REQUEST_ID_HEADER, value);
         }
+        trace::answered(&span, response.status());
         let status = response.status().as_u16();
         self.inner.metrics.answered(status);
         let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;

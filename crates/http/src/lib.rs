@@ -17,6 +17,7 @@ mod process;
 mod proxy;
 mod server;
 mod to_the_end;
+mod trace;
 mod urls;
 mod v1;
 

@@ -69,7 +69,7 @@ impl Failure {
 
     /// The arguments make no sense.
     pub(crate) fn arguments(message: impl Into<String>) -> Self {
-        Self::new("invalid_argument", message)
+        Self::new("invalid_argument", message).hint("tools/list says what the tool takes")
     }
 
     /// The client took the request back.
@@ -77,7 +77,13 @@ impl Failure {
         Self::new("cancelled", "the call was cancelled")
     }
 
-    fn text(&self) -> String {
+    /// For programs.
+    pub(crate) fn parts(&self) -> Value {
+        json!({ "code": self.code, "message": self.message, "hint": self.hint })
+    }
+
+    /// For the model.
+    pub(crate) fn text(&self) -> String {
         let mut text = format!("error {}: {}", self.code, self.message);
         if let Some(hint) = &self.hint {
             text.push_str(&format!("\nhint: {hint}"));
@@ -108,10 +114,9 @@ impl From<ClientError> for Failure {
 
 impl IntoCallToolResult for Failure {
     fn into_call_tool_result(self) -> Result<CallToolResponse, ErrorData> {
-        let parts = json!({ "code": self.code, "message": self.message, "hint": self.hint });
         let mut result = CallToolResult::error(vec![ContentBlock::text(self.text())]);
         let mut meta = MetaObject::default();
-        meta.0.insert(FAILURE_META.to_owned(), Value::clone(&parts));
+        meta.0.insert(FAILURE_META.to_owned(), self.parts());
         result.meta = Some(meta);
         Ok(result.into())
     }

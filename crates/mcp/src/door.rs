@@ -10,6 +10,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt as _;
 use http::{HeaderMap, StatusCode, header};
 use pando_client::{Client, ClientError};
 use rmcp::model::Extensions;
@@ -20,6 +22,13 @@ use tokio_util::sync::CancellationToken;
 
 /// The largest message: a file to upload, in base64, and its envelope.
 const MESSAGE_BYTES: usize = 4 << 20;
+
+/// Of a message that is larger so much is read and thrown away: many clients send all of it
+/// before they read that it was refused.
+const THROWN_AWAY_BYTES: usize = 64 << 20;
+
+/// How long a message may take on its way: the largest at half a megabit a second.
+const MESSAGE_DEADLINE: Duration = Duration::from_secs(64);
 
 /// How often a silent stream says that it is there: also how soon a client that is gone is
 /// noticed, since that takes a write.
@@ -37,8 +46,12 @@ struct Door {
 
 /// The route `/mcp`. The daemon answers at `url`; `ending` ends all sessions.
 pub fn router(url: String, ending: CancellationToken) -> Router {
+    route(url, ending, Sessions::new(sessions::IDLE))
+}
+
+fn route(url: String, ending: CancellationToken, sessions: Sessions) -> Router {
     let daemon: Arc<dyn Link> = Arc::new(Daemon { url });
-    let sessions = Arc::new(Sessions::default());
+    let sessions = Arc::new(sessions);
     let config = StreamableHttpServerConfig::default()
         // The gate knows the daemon's names, this crate does not.
         .disable_allowed_hosts()
@@ -69,8 +82,44 @@ async fn serve(State(door): State<Door>, mut request: Request) -> Response {
             return (StatusCode::NOT_FOUND, "there is no such session").into_response();
         }
     }
+    let (parts, body) = request.into_parts();
+    let message = match tokio::time::timeout(MESSAGE_DEADLINE, message(body)).await {
+        Ok(Some(message)) => message,
+        Ok(None) => {
+            let why = format!("a message has at most {MESSAGE_BYTES} bytes");
+            return (StatusCode::PAYLOAD_TOO_LARGE, why).into_response();
+        }
+        Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the message did not end").into_response(),
+    };
+    let request = Request::from_parts(parts, Body::from(message));
     let response = sessions::owned_by(owner, door.service.handle(request)).await;
+    // The library has one status for whatever a session could not be begun for.
+    if response.status() == StatusCode::INTERNAL_SERVER_ERROR && !door.sessions.has_room(owner) {
+        let wait = [(header::RETRY_AFTER, "60")];
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            wait,
+            "there are too many sessions",
+        )
+            .into_response();
+    }
     response.map(Body::new)
+}
+
+/// The whole of a message, unless it is too large. One that breaks off is what came of it,
+/// and no JSON.
+async fn message(body: Body) -> Option<Bytes> {
+    let (mut chunks, mut kept, mut length) = (body.into_data_stream(), BytesMut::new(), 0);
+    while let Some(Ok(chunk)) = chunks.next().await {
+        length += chunk.len();
+        if length > THROWN_AWAY_BYTES {
+            break;
+        }
+        if length <= MESSAGE_BYTES {
+            kept.extend_from_slice(&chunk);
+        }
+    }
+    (length <= MESSAGE_BYTES).then(|| kept.freeze())
 }
 
 /// Keeps keys out of logs, whoever logs a request from here on.
@@ -170,6 +219,47 @@ mod tests {
             StatusCode::OK,
             "another key's is not touched"
         );
+    }
+
+    #[tokio::test]
+    async fn a_session_without_use_ends() {
+        let sessions = Sessions::new(Duration::from_millis(50));
+        let router = route(
+            "http://127.0.0.1:1".to_owned(),
+            CancellationToken::new(),
+            sessions,
+        );
+        let session = begin(&router, "one").await;
+        let mut listening = request("one", Some(&session), "");
+        *listening.method_mut() = http::Method::GET;
+        let response = router.clone().oneshot(listening).await.unwrap();
+        // Unless it has ended already, its stream tells when.
+        if response.status() == StatusCode::OK {
+            let ended = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+            assert!(ended.is_ok());
+        }
+        loop {
+            let asked = request("one", Some(&session), LIST);
+            let status = router.clone().oneshot(asked).await.unwrap().status();
+            if status == StatusCode::NOT_FOUND {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn there_is_an_end_to_sessions() {
+        let router = router("http://127.0.0.1:1".to_owned(), CancellationToken::new());
+        for number in 0..sessions::SESSIONS {
+            let key = format!("key {}", number / sessions::SESSIONS_PER_KEY);
+            begin(&router, &key).await;
+        }
+        let one_more = request("another", None, INITIALIZE);
+        let response = router.clone().oneshot(one_more).await.unwrap();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        // Whoever has some may change them for others.
+        begin(&router, "key 0").await;
     }
 
     #[test]

@@ -70,6 +70,11 @@ impl Followed {
             .map_err(|error: ClientError| error.into())
     }
 
+    /// From now on the process runs on without us.
+    pub(crate) fn let_go(&mut self) {
+        self.dies_with_us = false;
+    }
+
     /// Starts a process, or attaches to one, that runs on without us.
     pub(crate) async fn open(
         call: &Call,
@@ -124,8 +129,9 @@ impl Followed {
                 self.meter.add(data.len());
                 self.next_offset = *next_offset;
             }
-            Ok(StreamEvent::Exit { .. }) => self.dies_with_us = false,
-            Ok(StreamEvent::Gap { .. }) | Err(_) => {}
+            // On an error it cannot be reached, and runs on or is gone with its sandbox.
+            Ok(StreamEvent::Exit { .. }) | Err(_) => self.dies_with_us = false,
+            Ok(StreamEvent::Gap { .. }) => {}
         }
         event
     }

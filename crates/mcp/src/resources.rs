@@ -1,10 +1,12 @@
 //! Resources: the sandboxes, one of them, and the tree, as JSON.
 
+use crate::answer::Failure;
 use pando_client::{Client, ClientError};
 use rmcp::ErrorData;
 use rmcp::model::{
     ReadResourceResponse, ReadResourceResult, Resource, ResourceContents, ResourceTemplate,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 const JSON: &str = "application/json";
@@ -66,7 +68,7 @@ pub(crate) async fn read(
     client: Result<Client, ClientError>,
     uri: String,
 ) -> Result<ReadResourceResponse, ErrorData> {
-    let value = value(client.map_err(|error| failed(&error))?, &uri).await?;
+    let value = value(client.map_err(failed)?, &uri).await?;
     let text = serde_json::to_string_pretty(&value)
         .map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
     let mut contents = ResourceContents::text(text, uri);
@@ -77,39 +79,29 @@ pub(crate) async fn read(
 }
 
 async fn value(client: Client, uri: &str) -> Result<Value, ErrorData> {
-    let json = |value: serde_json::Result<Value>| {
-        value.map_err(|error| ErrorData::internal_error(error.to_string(), None))
-    };
-    let parts = uri.split_once("://").unwrap_or_default();
-    match parts {
-        ("pando", "sandboxes") => {
-            let list = client.list().await.map_err(|error| failed(&error))?;
-            json(serde_json::to_value(list))
-        }
-        ("pando", "tree") => {
-            let tree = client.tree().await.map_err(|error| failed(&error))?;
-            json(serde_json::to_value(tree))
-        }
-        ("arrakis", "vms") => {
-            let list = client.list().await.map_err(|error| failed(&error))?;
-            Ok(list.iter().map(vm).collect())
-        }
-        (scheme @ ("pando" | "arrakis"), path) => {
-            let before = if scheme == "pando" {
-                "sandboxes/"
-            } else {
-                "vm/"
-            };
-            let sandbox = path.strip_prefix(before).filter(|id| !id.is_empty());
-            let sandbox = sandbox.ok_or_else(|| nowhere(uri))?;
-            let found = client.get(sandbox).await.map_err(|error| failed(&error))?;
-            if scheme == "arrakis" {
-                return Ok(vm(&found));
-            }
-            json(serde_json::to_value(found))
-        }
+    let sandbox = |before| uri.strip_prefix(before).filter(|name| !name.is_empty());
+    if let Some(name) = sandbox("pando://sandboxes/") {
+        return json(client.get(name).await);
+    }
+    if let Some(name) = sandbox("arrakis://vm/") {
+        return json(client.get(name).await.map(|found| vm(&found)));
+    }
+    match uri {
+        "pando://sandboxes" => json(client.list().await),
+        "pando://tree" => json(client.tree().await),
+        "arrakis://vms" => json(
+            client
+                .list()
+                .await
+                .map(|list| list.iter().map(vm).collect::<Value>()),
+        ),
         _ => Err(nowhere(uri)),
     }
+}
+
+fn json(answered: Result<impl Serialize, ClientError>) -> Result<Value, ErrorData> {
+    let answer = answered.map_err(failed)?;
+    serde_json::to_value(answer).map_err(|error| ErrorData::internal_error(error.to_string(), None))
 }
 
 /// A sandbox as Arrakis's Python client describes a VM, as far as there is such a thing: what
@@ -123,15 +115,22 @@ fn vm(sandbox: &pando_client::api::Sandbox) -> Value {
 }
 
 fn nowhere(uri: &str) -> ErrorData {
-    ErrorData::resource_not_found(format!("there is no resource `{uri}`"), None)
+    let failure = Failure::new(
+        "resource_not_found",
+        format!("there is no resource `{uri}`"),
+    )
+    .hint("resources/list and resources/templates/list have those there are");
+    let data = Some(failure.parts());
+    ErrorData::resource_not_found(failure.message, data)
 }
 
-fn failed(error: &ClientError) -> ErrorData {
-    let data = json!({ "code": error.code(), "hint": error.hint() });
-    match error {
-        ClientError::Api(refusal) if refusal.status == 404 => {
-            ErrorData::resource_not_found(error.to_string(), Some(data))
-        }
-        _ => ErrorData::internal_error(error.to_string(), Some(data)),
+fn failed(error: ClientError) -> ErrorData {
+    let not_found = matches!(&error, ClientError::Api(refusal) if refusal.status == 404);
+    let failure = Failure::from(error);
+    let data = Some(failure.parts());
+    if not_found {
+        ErrorData::resource_not_found(failure.message, data)
+    } else {
+        ErrorData::internal_error(failure.message, data)
     }
 }

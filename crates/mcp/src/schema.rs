@@ -79,7 +79,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// A fair part of a model's context, and no more.
-    const TOOLS_BYTES: usize = 24 << 10;
+    const TOOLS_BYTES: usize = 24_000;
 
     #[test]
     fn all_tools_together_are_small() {
@@ -179,10 +179,59 @@ mod tests {
                 "{name}"
             );
             assert_eq!(tool.input_schema["type"], "object", "{name}");
-            let none = serde_json::Map::new();
-            let fields = tool.input_schema.get("properties");
-            for (field, schema) in fields.and_then(Value::as_object).unwrap_or(&none) {
-                assert!(schema.get("description").is_some(), "{name}: {field}");
+        }
+    }
+
+    /// Name, description and kind of each argument of a tool, and whether it may be left out.
+    fn arguments(tool: &Tool) -> Vec<(String, String, String, bool)> {
+        let required = tool.input_schema.get("required").and_then(Value::as_array);
+        let is_required =
+            |name: &str| required.is_some_and(|names| names.iter().any(|each| each == name));
+        let none = serde_json::Map::new();
+        let fields = tool.input_schema.get("properties");
+        let fields = fields.and_then(Value::as_object).unwrap_or(&none);
+        let word = |schema: &Value, key: &str| schema[key].as_str().unwrap_or_default().to_owned();
+        let described = fields.iter().map(|(field, schema)| {
+            let text = word(schema, "description");
+            (
+                field.clone(),
+                text,
+                word(schema, "type"),
+                !is_required(field),
+            )
+        });
+        described.collect()
+    }
+
+    #[test]
+    fn every_argument_says_its_default_and_its_unit() {
+        for tool in Server::tools() {
+            for (field, text, kind, optional) in arguments(&tool) {
+                let at = format!("{}: `{field}`: {text:?}", tool.name);
+                assert!(!text.is_empty(), "{at} has no description");
+                // One of two names, of which one must be given.
+                let one_of_two = text.contains("`vm_name`") || text.contains("`argv`");
+                let stands_for_another =
+                    text.contains("The same as") || text.contains("Instead of");
+                assert!(
+                    !optional || one_of_two || stands_for_another || text.contains("left out"),
+                    "{at} does not say what it is when it is left out"
+                );
+                let units = [
+                    "Seconds",
+                    "Bytes",
+                    "MiB",
+                    "1, 2, 4 or 8",
+                    "port",
+                    "How many",
+                    "signal number",
+                    "Entries",
+                ];
+                assert!(
+                    !["integer", "number"].contains(&&*kind)
+                        || units.iter().any(|unit| text.contains(unit)),
+                    "{at} does not say its unit"
+                );
             }
         }
     }

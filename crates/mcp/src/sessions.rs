@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 pub(crate) const SESSIONS_PER_KEY: usize = 32;
 
 /// Sessions in all: a task and some KiB each.
-const SESSIONS: usize = 1024;
+pub(crate) const SESSIONS: usize = 1024;
 
 /// A session in which nothing happens for so long is ended. Longer than any call may take
 /// (see `MAX_TIMEOUT_S` of `run_command`), since a silent one looks idle.
-const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
+pub(crate) const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long a client whose connection went may take to come back for its answer. Clients are
 /// told to wait 3 s before they do.
@@ -70,16 +70,20 @@ struct Held {
 pub(crate) struct Sessions {
     local: Arc<LocalSessionManager>,
     held: Arc<Mutex<HashMap<SessionId, Held>>>,
+    /// One begins at a time, so that no two take the same room.
+    beginning: tokio::sync::Mutex<()>,
 }
 
-impl Default for Sessions {
-    fn default() -> Self {
+impl Sessions {
+    /// None yet; each will end when nothing happens in it for `idle`.
+    pub(crate) fn new(idle: Duration) -> Self {
         let mut local = LocalSessionManager::default();
         local.session_config = SessionConfig::default();
-        local.session_config.keep_alive = Some(IDLE);
+        local.session_config.keep_alive = Some(idle);
         Self {
             local: Arc::new(local),
             held: Arc::default(),
+            beginning: tokio::sync::Mutex::default(),
         }
     }
 }
@@ -111,6 +115,12 @@ impl Sessions {
         }
     }
 
+    /// Whether `owner` may begin a session, in place of another if need be.
+    pub(crate) fn has_room(&self, owner: Owner) -> bool {
+        let held = self.held();
+        held.len() < SESSIONS || held.values().any(|each| each.owner == owner)
+    }
+
     /// Makes room for one more of `owner`.
     async fn make_room(&self, owner: Owner) -> Result<(), SessionsError> {
         let oldest = {
@@ -134,6 +144,7 @@ impl SessionManager for Sessions {
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
         let owner = ASKING.try_get().map_err(|_| SessionsError::NoOwner)?;
+        let _turn = self.beginning.lock().await;
         self.make_room(owner).await?;
         let (id, transport) = self.local.create_session().await?;
         let held = Held {

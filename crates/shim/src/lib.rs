@@ -24,7 +24,6 @@ mod slot;
 mod snapshot;
 pub mod spec;
 mod stall;
-mod steps;
 
 pub use error_chain::error_chain;
 pub use serve::{CAUSE_FILE, LISTENER_FD, ShimError, run};

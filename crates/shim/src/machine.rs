@@ -9,12 +9,12 @@ use crate::processes::Processes;
 use crate::slot::{ClaimBox, Identity};
 use crate::spec::{self, Begin, ShimSpec, Wait};
 use crate::stall::{NO_SPACE, until_no_space};
-use crate::steps::Steps;
 use pando_net::{Gateway, GatewayConfig, GatewayHandle, GatewayLimits};
 use pando_sys::jail::seccomp::{self, FilterError};
 use pando_types::{Accelerator, Size, limits};
 use pando_vmm::qemu::{BakePoint, CommandLine, TB_SIZE_MIB, TIMER_MULT};
 use pando_vmm::{Channels, LaunchError, Qemu, QemuConfig, Start, Vmm as _, qcow2};
+use pando_wire::Steps;
 use pando_wire::channel::{Channel, Connection, OpenOptions, base_uri};
 use pando_wire::guest::{GuestClient, Resume};
 use pando_wire::process::ProcessClient;
@@ -45,6 +45,9 @@ const NIC_BUFFER_BYTES: usize = 1 << 20;
 /// Bytes of entropy for the guest; the size of the kernel's input pool.
 const ENTROPY_BYTES: usize = 64;
 
+/// Steps that a guest may tell of; the agent has five.
+const AGENT_STEPS: usize = 32;
+
 /// What is known of the VM, for those who watch.
 #[derive(Clone, Debug)]
 pub(crate) struct Status {
@@ -61,6 +64,8 @@ pub(crate) struct Running {
     pub(crate) ports: Ports,
     pub(crate) warnings: Vec<String>,
     pub(crate) timing_ms: HashMap<String, f64>,
+    /// What the guest says of its own steps.
+    pub(crate) agent_ms: HashMap<String, f64>,
     /// See `ReadyResponse`.
     pub(crate) timer_error_ppm: u32,
 }
@@ -227,6 +232,7 @@ impl Machine {
             ports,
             warnings: resumed.warnings,
             timing_ms: steps.done,
+            agent_ms: resumed.timing_ms.into_iter().take(AGENT_STEPS).collect(),
             timer_error_ppm,
         })
     }

@@ -67,6 +67,8 @@ struct Progress {
     timed_out: bool,
     /// From its start to its end.
     lasted: Option<Duration>,
+    /// What the agent says of its begin and its end, in milliseconds since the request.
+    agent_steps: [(&'static str, f64); 2],
 }
 
 /// A process of the guest.
@@ -77,6 +79,8 @@ pub(crate) struct Process {
     pub(crate) argv: Vec<String>,
     pub(crate) tty: bool,
     pub(crate) started_at: SystemTime,
+    /// When it was asked for.
+    asked: Instant,
     started: Instant,
     progress: Mutex<Progress>,
     /// Counts changes of `progress`; followers wait on it.
@@ -198,6 +202,7 @@ where
 
     /// Starts a process and the task that reads its output.
     pub(crate) async fn start(&self, start: Start) -> Result<Arc<Process>, ConnectError> {
+        let asked = Instant::now();
         let timeout = Duration::from_millis(start.command.timeout_ms);
         let (request, options) = start_request(&start)?;
         let mut stream = self.client.start_with_options(request, options).await?;
@@ -221,7 +226,7 @@ where
                 }
             }
         };
-        let process = self.insert(&start, pid);
+        let process = self.insert(&start, pid, asked);
         tokio::spawn(pump(Arc::clone(&process), stream));
         if !timeout.is_zero() {
             tokio::spawn(kill_after(
@@ -233,7 +238,7 @@ where
         Ok(process)
     }
 
-    fn insert(&self, start: &Start, pid: u32) -> Arc<Process> {
+    fn insert(&self, start: &Start, pid: u32, asked: Instant) -> Arc<Process> {
         let capture = start.capture_bytes.map(Capture::new);
         let mut table = self.table();
         table.next += 1;
@@ -244,6 +249,7 @@ where
             argv: start.command.argv.clone(),
             tty: start.tty.is_some(),
             started_at: SystemTime::now(),
+            asked,
             started: Instant::now(),
             progress: Mutex::new(Progress {
                 replay: Replay::new(PROCESS_REPLAY_BYTES),
@@ -251,6 +257,7 @@ where
                 exit: None,
                 timed_out: false,
                 lasted: None,
+                agent_steps: [(exec::STARTED, 0.0), (exec::ENDED, 0.0)],
             }),
             changes: watch::Sender::new(0),
         });
@@ -401,6 +408,8 @@ async fn pump<B>(
                     let exit_code = (end.signal.is_none() && end.exited).then_some(end.exit_code);
                     let timed_out = end.timed_out || progress.timed_out;
                     progress.lasted = Some(process.started.elapsed());
+                    progress.agent_steps =
+                        [(exec::STARTED, end.started_ms), (exec::ENDED, end.ended_ms)];
                     progress.exit.get_or_insert(Exit {
                         exit_code,
                         signal: end.signal,

@@ -76,6 +76,7 @@ impl Service {
             response.warnings = running.warnings.clone();
             response.timer_error_ppm = running.timer_error_ppm;
             response.timing_ms = running.timing_ms.clone().into_iter().collect();
+            response.agent_ms = running.agent_ms.clone().into_iter().collect();
         }
         Response::ok(response)
     }
@@ -486,6 +487,12 @@ fn pty_size(size: &shim::WindowSize) -> PtySize {
     }
 }
 
+/// Steps as messages have them.
+fn milliseconds<M: FromIterator<(String, f64)>>(steps: [(&'static str, f64); 2]) -> M {
+    let steps = steps.into_iter();
+    steps.map(|(step, ms)| (step.to_owned(), ms)).collect()
+}
+
 fn exec_response(executed: Executed) -> ExecResponse {
     ExecResponse {
         exit: shim::Exit::from(&executed.exit).into(),
@@ -494,6 +501,8 @@ fn exec_response(executed: Executed) -> ExecResponse {
         truncated: executed.truncated,
         duration_ms: executed.duration.as_secs_f64() * 1000.0,
         process_id: executed.process_id,
+        timing_ms: milliseconds(executed.steps),
+        agent_ms: milliseconds(executed.agent_steps),
         ..ExecResponse::default()
     }
 }

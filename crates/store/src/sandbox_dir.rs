@@ -67,13 +67,17 @@ impl SandboxDirs {
     /// Makes the directory of a new sandbox, with an empty slot.
     ///
     /// # Errors
-    /// It exists or cannot be made.
+    /// It exists or cannot be made; nothing of it is left then.
     pub fn create(&self, id: &SandboxId) -> io::Result<SandboxDir> {
         let made = self.get(id);
         let make = |path: &Path, mode| DirBuilder::new().mode(mode).create(path);
         make(&made.dir, 0o711)?;
-        make(&made.slot(), 0o700)?;
-        make(&made.shim(), 0o700)?;
+        let inner = make(&made.slot(), 0o700).and_then(|()| make(&made.shim(), 0o700));
+        if let Err(error) = inner {
+            // A disk may have had room for the first alone.
+            let _ = made.remove();
+            return Err(error);
+        }
         fault::point("sandbox.dir_made");
         Ok(made)
     }

@@ -79,7 +79,7 @@ impl LoopFs {
         free.unwrap_or_else(|| panic!("`df` said: {text}"))
     }
 
-    /// Fills it until no more than this is free.
+    /// Fills it until just this is free, in whole blocks.
     pub fn leave_free(&self, bytes: u64) {
         // What was written and has no place yet is free no more.
         self.sync();
@@ -88,7 +88,7 @@ impl LoopFs {
             let free = self.free_bytes();
             piece = piece.min(free.saturating_sub(bytes));
             if piece < 4096 {
-                return;
+                break;
             }
             let mut allocate = Command::new("fallocate");
             allocate
@@ -100,6 +100,15 @@ impl LoopFs {
                 // The file system keeps some of it for itself.
                 piece /= 2;
             }
+        }
+        // What tells where the filler lies has taken blocks, too.
+        let filler = std::fs::OpenOptions::new().write(true).open(self.filler());
+        let filler = filler.expect("it was filled");
+        while self.free_bytes() < bytes {
+            assert!(length > 0, "no {bytes} bytes can be free");
+            length = length.saturating_sub(4096);
+            filler.set_len(length).expect("a length");
+            self.sync();
         }
     }
 

@@ -5,6 +5,7 @@
 //! over it. The services are generated from `proto/` by `cargo xtask codegen`.
 
 pub mod channel;
+mod steps;
 pub mod tunnel;
 
 #[allow(
@@ -18,3 +19,4 @@ mod generated {
     include!("generated/mod.rs");
 }
 pub use generated::{filesystem, pando::guest::v1 as guest, pando::shim::v1 as shim, process};
+pub use steps::Steps;

@@ -210,3 +210,15 @@ fn another_size_is_baked_at_its_first_use() {
         .unwrap();
     assert!((900 << 10..1024 << 10).contains(&kib), "{kib} KiB");
 }
+
+#[test]
+fn the_program_needs_no_library_of_the_host() {
+    let empty = tempfile::tempdir().unwrap();
+    std::fs::copy(pando(), empty.path().join("pando")).unwrap();
+    let mut chroot = std::process::Command::new("chroot");
+    chroot.arg(empty.path()).args(["/pando", "version"]);
+    let output = chroot.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("pando "), "{said}");
+}

@@ -30,7 +30,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Pack this program instead of building a static one
+    /// Pack this program instead of building one
     #[arg(long, value_name = "FILE")]
     pando: Option<PathBuf>,
     /// Where to put it all
@@ -44,13 +44,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let program = match &options.pando {
         Some(path) => path.clone(),
         None => {
-            steps.step("building the guest agent", || {
-                artifacts::build_agent(&steps, root)
-            })?;
-            steps.step("building the library for QEMU", || {
-                artifacts::build_preload(&steps, root)
-            })?;
-            steps.step("building a static `pando`", || build_static(&steps, root))?
+            artifacts::build_all(&steps, root)?;
+            artifacts::pando_path(root)
         }
     };
     let out = match &options.out {
@@ -62,23 +57,6 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         println!("{}", path.display());
     }
     Ok(())
-}
-
-fn build_static(steps: &Steps, root: &Path) -> Result<PathBuf> {
-    let mut build = artifacts::cargo(root);
-    build.args([
-        "build",
-        "--release",
-        "--package",
-        "pando",
-        "--target",
-        TARGET,
-    ]);
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
-    build.env("PANDO_AGENT", artifacts::agent_path(root));
-    build.env("PANDO_PRELOAD", artifacts::preload_path(root));
-    steps.run(&mut build)?;
-    Ok(target_dir(root).join(TARGET).join("release/pando"))
 }
 
 /// Packs a program, and returns what there is then. What was there before is removed.

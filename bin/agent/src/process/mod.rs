@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use connectrpc::ConnectError;
 use pando_sys::guest::spawn::{Spawn, SpawnError};
@@ -172,6 +173,7 @@ pub(crate) async fn start(
     description: Description,
     wiring: Wiring,
 ) -> Result<Arc<Process>, ConnectError> {
+    let asked = Instant::now();
     let (ends, stdio) = open_ends(wiring, &user).map_err(|error| no_descriptors(&error))?;
     let environment = sandbox.environment();
     let starting = sandbox.processes.starting();
@@ -190,6 +192,10 @@ pub(crate) async fn start(
         StartError::Command(error) => error,
         StartError::Spawn(error) => command_of(&user, &description, wiring).explain(&error),
     })?;
+    let times = Times {
+        asked,
+        started: asked.elapsed(),
+    };
     let exit = starting.started(pid);
     let registered = register(pid, description, ends, wiring);
     let (process, pumps) = registered.map_err(|error| no_descriptors(&error))?;
@@ -199,6 +205,7 @@ pub(crate) async fn start(
         Arc::clone(&process),
         exit,
         pumps,
+        times,
         wiring.deadline,
     );
     tokio::spawn(supervision);
@@ -325,15 +332,25 @@ fn register(
     Ok((process, Pumps { ended, drained }))
 }
 
+/// When a process came to be.
+#[derive(Clone, Copy)]
+struct Times {
+    asked: Instant,
+    /// From then to the program's begin.
+    started: Duration,
+}
+
 /// Sees a process to its end: the deadline, the exit status, the rest of its output.
 async fn supervise(
     sandbox: Arc<Sandbox>,
     process: Arc<Process>,
     mut exit: oneshot::Receiver<ExitStatus>,
     pumps: Pumps,
+    times: Times,
     deadline: Option<Instant>,
 ) {
     let (status, timed_out) = wait_for_end(&process, &mut exit, deadline).await;
+    let ended = times.asked.elapsed();
     process.set_ended();
     // A writer that still waits has it; it ends with its request.
     if let Ok(mut input) = process.input.try_lock() {
@@ -344,7 +361,12 @@ async fn supervise(
         // Ends without a word when the pipe has ended: as good.
         let _ = drained.await;
     }
-    process.output.finish(Exit { status, timed_out });
+    process.output.finish(Exit {
+        status,
+        timed_out,
+        started: times.started,
+        ended,
+    });
     sandbox.processes.retire(&process).await;
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -38,6 +39,10 @@ pub(crate) struct Exit {
     pub status: ExitStatus,
     /// The deadline passed and the process group was killed.
     pub timed_out: bool,
+    /// From the request to the program's begin.
+    pub started: Duration,
+    /// From the request to its end.
+    pub ended: Duration,
 }
 
 /// What the kernel says about the end.
@@ -216,13 +221,13 @@ impl Drop for Follower {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const EXIT: Exit = Exit {
         status: ExitStatus::Code(0),
         timed_out: false,
+        started: Duration::ZERO,
+        ended: Duration::ZERO,
     };
 
     fn chunk(byte: u8) -> Bytes {

@@ -155,9 +155,16 @@ fn info_of(process: &Process) -> ProcessInfo {
 }
 
 fn end_event(exit: Exit) -> process_event::EndEvent {
-    let Exit { status, timed_out } = exit;
+    let Exit {
+        status,
+        timed_out,
+        started,
+        ended,
+    } = exit;
     let end = process_event::EndEvent {
         timed_out,
+        started_ms: started.as_secs_f64() * 1e3,
+        ended_ms: ended.as_secs_f64() * 1e3,
         ..Default::default()
     };
     match status {
@@ -418,11 +425,14 @@ mod tests {
             end_event(Exit {
                 status,
                 timed_out: false,
+                started: Duration::from_millis(2),
+                ended: Duration::from_millis(5),
             })
         };
         let fine = end(ExitStatus::Code(0));
         assert_eq!((fine.exit_code, fine.exited, fine.error), (0, true, None));
         assert_eq!(fine.status, "exit status 0");
+        assert_eq!((fine.started_ms, fine.ended_ms), (2.0, 5.0));
         let failed = end(ExitStatus::Code(3));
         assert_eq!(failed.error.as_deref(), Some("exit status 3"));
         let killed = end(ExitStatus::Signal(9));

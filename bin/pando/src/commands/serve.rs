@@ -20,6 +20,7 @@ use pando_engine::{
 use pando_http::{ArrakisConfig, HttpConfig, PublicUrl};
 use pando_shim::host::QemuVersion;
 use pando_sys::cgroup::{self, Cgroups, NotDelegated};
+use pando_trace::{Endpoint, Exporter};
 use pando_types::{Accelerator, Size};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,7 +31,10 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::filter::{FilterExt as _, FilterFn};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// How long a daemon in the background may take to answer: it may first find out
 /// whether KVM works, and take over many sandboxes.
@@ -63,7 +67,8 @@ pub(super) fn serve(global: &Global, flags: &Serve) -> anyhow::Result<u8> {
         // A session of our own: a closing terminal says nothing to us.
         let _ = rustix::process::setsid();
     }
-    start_log(&config, flags.in_background)?;
+    // Dropped last: it sends what is left.
+    let _traces = start_log(&config, flags.in_background)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers())
         .enable_all()
@@ -306,7 +311,8 @@ fn find_program(name: &str) -> PathBuf {
     found.unwrap_or_else(|| PathBuf::from(name))
 }
 
-fn start_log(config: &Config, in_background: bool) -> anyhow::Result<()> {
+/// Begins to log, and to trace where that is wished.
+fn start_log(config: &Config, in_background: bool) -> anyhow::Result<Option<Exporter>> {
     let filter = daemon_log::filter(config.get(SettingKey::Log))?;
     let writer = if in_background {
         let path = config.path(SettingKey::LogFile);
@@ -316,12 +322,27 @@ fn start_log(config: &Config, in_background: bool) -> anyhow::Result<()> {
     } else {
         BoxMakeWriter::new(std::io::stderr)
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let traces = start_traces(config)?;
+    let spans = FilterFn::new(|metadata| metadata.target() != pando_trace::TARGET);
+    let log = tracing_subscriber::fmt::layer()
         .with_ansi(false)
         .with_writer(writer)
+        .with_filter(filter.and(spans));
+    tracing_subscriber::registry()
+        .with(traces.as_ref().map(Exporter::layer))
+        .with(log)
         .init();
-    Ok(())
+    Ok(traces)
+}
+
+fn start_traces(config: &Config) -> anyhow::Result<Option<Exporter>> {
+    let endpoint = match config.get(SettingKey::OtlpEndpoint) {
+        "" => return Ok(None),
+        text => text
+            .parse::<Endpoint>()
+            .map_err(|error| Failure::usage(format!("`otlp_endpoint` is `{text}`: {error}")))?,
+    };
+    Ok(Some(Exporter::start(&endpoint, env!("CARGO_PKG_VERSION"))?))
 }
 
 /// Starts a daemon in the background and waits until it answers.

@@ -129,11 +129,11 @@ impl Engine {
         match deed {
             OnTimeout::Kill => {
                 let removing = self.erase(entry, why);
-                self.observed(Operation::Remove, removing).await
+                self.observed(Operation::Remove, &entry.id, removing).await
             }
             OnTimeout::Pause => {
                 let pausing = self.put_on_disk(entry, Some(why));
-                self.observed(Operation::Pause, pausing).await
+                self.observed(Operation::Pause, &entry.id, pausing).await
             }
         }
     }

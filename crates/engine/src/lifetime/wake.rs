@@ -12,6 +12,7 @@ use pando_types::SandboxState;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::Instrument as _;
 
 /// How long a caller waits for a sandbox to be awake. It takes well under a second; a VM that
 /// does not come up is given up after a minute, and what has the sandbox's turn before, such
@@ -85,13 +86,15 @@ impl Engine {
             return waking.clone();
         }
         let (engine, entry) = (self.clone(), Arc::clone(entry));
-        let task = tokio::spawn(async move {
+        let waking = async move {
             let _turn = entry.turn.lock().await;
             // Dropped before the turn: whoever comes later wakes what the next with the turn
             // puts on disk.
             let _woken = Woken(Arc::clone(&entry));
             engine.wake(&entry).await
-        });
+        };
+        // Part of the trace of whoever came first.
+        let task = tokio::spawn(waking.in_current_span());
         let waking = async move {
             let done = task.await;
             done.map_err(|error| EngineError::internal(&error))?
@@ -107,7 +110,7 @@ impl Engine {
         match entry.can_be_woken() {
             true => {
                 let resuming = self.take_off_disk(entry);
-                self.observed(Operation::Resume, resuming).await
+                self.observed(Operation::Resume, &entry.id, resuming).await
             }
             // Somebody has done it, or nobody may.
             false => Ok(()),

@@ -33,7 +33,9 @@ impl Engine {
             let _using = engine.begin_use(&entry).await?;
             let _turn = entry.turn.lock().await;
             let taking = engine.take_and_keep(&entry, request);
-            engine.observed(Operation::Snapshot, taking).await
+            engine
+                .observed(Operation::Snapshot, &entry.id, taking)
+                .await
         })
         .await
     }
@@ -109,7 +111,7 @@ impl Engine {
         self.detached(move |engine| async move {
             let _using = engine.begin_use(&entry).await?;
             let forking = engine.fork_entry(&entry, request);
-            engine.observed(Operation::Fork, forking).await
+            engine.observed(Operation::Fork, &entry.id, forking).await
         })
         .await
     }
@@ -129,7 +131,9 @@ impl Engine {
         self.detached(move |engine| async move {
             let _turn = entry.turn.lock().await;
             let going_back = engine.put_back(&entry, &snapshot, request.save);
-            let saved = engine.observed(Operation::Rollback, going_back).await?;
+            let saved = engine
+                .observed(Operation::Rollback, &entry.id, going_back)
+                .await?;
             let sandbox = entry.describe()?;
             Ok(RolledBack { sandbox, saved })
         })
@@ -146,7 +150,9 @@ impl Engine {
             let _turn = entry.turn.lock().await;
             let _closed = entry.activity.close();
             let pausing = engine.put_on_disk(&entry, None);
-            engine.observed(Operation::Pause, pausing).await?;
+            engine
+                .observed(Operation::Pause, &entry.id, pausing)
+                .await?;
             entry.describe()
         })
         .await
@@ -161,7 +167,9 @@ impl Engine {
         self.detached(move |engine| async move {
             let _turn = entry.turn.lock().await;
             let resuming = engine.take_off_disk(&entry);
-            engine.observed(Operation::Resume, resuming).await?;
+            engine
+                .observed(Operation::Resume, &entry.id, resuming)
+                .await?;
             entry.describe()
         })
         .await

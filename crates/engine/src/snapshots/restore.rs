@@ -27,6 +27,7 @@ use pando_wire::shim::ReadyResponse;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
+use tracing::Instrument as _;
 
 /// What a VM goes on from.
 #[derive(Clone, Debug)]
@@ -247,7 +248,7 @@ impl Engine {
                     created_at: SystemTime::now(),
                     ..child.clone()
                 };
-                tokio::spawn(async move {
+                let making = async move {
                     // Never closed.
                     let _turn = turns.acquire().await;
                     let made = engine.make_admitted_child(row, &origin).await?;
@@ -256,7 +257,8 @@ impl Engine {
                         return Err(error);
                     }
                     made.describe()
-                })
+                };
+                tokio::spawn(making.in_current_span())
             })
             .collect();
         let mut children = Vec::with_capacity(tasks.len());

@@ -18,6 +18,7 @@ use crate::request::{Snapshot, SnapshotCost, TakeSnapshot};
 use crate::sandboxes::Entry;
 use crate::shims::Shim;
 use crate::spawn::{check_labels, to_json};
+use crate::trace;
 use crate::{EngineError, Interruption, ids};
 use connectrpc::{ConnectError, ErrorCode};
 use pando_shim::spec;
@@ -197,10 +198,12 @@ impl Engine {
             hold,
             ..SnapshotRequest::default()
         };
+        let from = SystemTime::now();
         let response = shim.client.rpc.snapshot(request).await;
         let response = response
             .map_err(|error| snapshot_error(entry, error))?
             .into_owned();
+        trace::snapshot(from, &response);
         fault::point("take.captured");
         tracing::debug!(
             sandbox = %entry.id, pause_ms = response.pause_ms, pages = response.dirty_pages,

@@ -19,6 +19,7 @@ mod vms;
 
 use crate::error::{ApiError, Refusal};
 use crate::gate::{no_method, no_route};
+use crate::trace;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
@@ -92,6 +93,7 @@ pub(crate) fn router(engine: Engine, template: Option<TemplateRef>) -> Router {
     }
     let door = Door { engine, template };
     router
+        .route_layer(axum::middleware::from_fn(trace::name_route))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(door.clone(), by_names))

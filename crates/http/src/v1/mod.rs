@@ -17,6 +17,7 @@ mod stream;
 
 use crate::gate::{no_method, no_route};
 use crate::metrics::Metrics;
+use crate::trace;
 use crate::urls::Urls;
 use axum::Router;
 use axum::routing::{MethodFilter, MethodRouter, on};
@@ -39,6 +40,7 @@ pub(crate) fn router(engine: Engine, metrics: Arc<Metrics>, urls: Arc<Urls>) -> 
         router = router.route(route.path, handler(route.operation, filter(route.method)));
     }
     router
+        .route_layer(axum::middleware::from_fn(trace::name_route))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(Api {

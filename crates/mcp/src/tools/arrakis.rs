@@ -2,8 +2,7 @@
 //! The other four of its nine are tools of Pando that take its arguments too.
 
 use super::sandboxes::destroy;
-use super::shapes::{Destroyed, Nothing, Sandbox, lines};
-use super::snapshots::create_from;
+use super::shapes::{Brief, Destroyed, Nothing, Sandbox, about, in_brief, lines};
 use crate::answer::{Answer, Done, Failure};
 use crate::server::{Call, Server};
 use pando_client::ClientError;
@@ -56,11 +55,6 @@ enum VmState {
     Running,
 }
 
-fn about(sandbox: api::Sandbox) -> Done<Sandbox> {
-    let sandbox = Sandbox::from(sandbox);
-    Done::new(sandbox.line(), sandbox)
-}
-
 #[tool_router(router = arrakis_tools, vis = "pub(crate)")]
 impl Server {
     /// Makes the sandbox of this name run: a new one, or the one that is stopped or paused.
@@ -98,8 +92,12 @@ impl Server {
         Parameters(arguments): Parameters<RestoreSnapshot>,
     ) -> Answer<Sandbox> {
         let Some(sandbox) = named(&call, &arguments.vm_name).await? else {
-            let name = Some(arguments.vm_name);
-            return create_from(&call, arguments.snapshot_id, name, false).await;
+            let request = CreateSandboxRequest {
+                from: Some(arguments.snapshot_id),
+                name: Some(arguments.vm_name),
+                ..CreateSandboxRequest::default()
+            };
+            return Ok(about(call.client.create(&request).await?));
         };
         let request = RollbackRequest {
             snapshot: arguments.snapshot_id,
@@ -155,14 +153,14 @@ impl Server {
     /// Not for removing it (destroy_vm).
     /// Example: {"vm_name":"web","status":"paused"}
     #[tool(
-        output_schema = schema_for_output::<Sandbox>(),
+        output_schema = schema_for_output::<Brief>(),
         annotations(read_only_hint = false, destructive_hint = true, idempotent_hint = true)
     )]
     async fn update_vm_state(
         &self,
         Extension(call): Extension<Call>,
         Parameters(arguments): Parameters<UpdateVmState>,
-    ) -> Answer<Sandbox> {
+    ) -> Answer<Brief> {
         let sandbox = call.client.get(&arguments.vm_name).await?;
         let now = match (arguments.status, &*sandbox.state) {
             (VmState::Stopped, "stopped") | (VmState::Paused, "paused") => sandbox,
@@ -170,7 +168,7 @@ impl Server {
             (VmState::Paused, _) => call.client.pause(&sandbox.id).await?,
             (VmState::Running, _) => make_run(&call, sandbox).await?,
         };
-        Ok(about(now))
+        Ok(in_brief(now))
     }
 }
 

@@ -41,17 +41,17 @@ const SHELL: &str = r#"command -v bash >/dev/null 2>&1 && exec bash -c "$1"; exe
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunCommand {
-    /// Id or name.
+    /// Id or name; or give `vm_name`.
     sandbox: Option<String>,
     /// The same as `sandbox`.
     vm_name: Option<String>,
-    /// A command line for bash.
+    /// A command line for bash; or give `argv`.
     cmd: Option<String>,
     /// Instead of `cmd`: program and arguments, no shell.
     argv: Option<Vec<String>>,
     /// Working directory; the home directory when left out.
     cwd: Option<String>,
-    /// Added to the environment.
+    /// Added to the environment; nothing when left out.
     #[serde(default)]
     env: BTreeMap<String, String>,
     /// Account, such as `root`; `user` when left out.
@@ -78,7 +78,7 @@ pub(super) struct ReadOutput {
     /// Seconds to wait for output if there is none; 0 when left out, at most 50.
     #[serde(default)]
     wait_s: f64,
-    /// 16384 when left out, at most 131072.
+    /// Bytes in the answer; 16384 when left out, at most 131072.
     max_bytes: Option<usize>,
 }
 
@@ -143,10 +143,10 @@ impl Server {
         let background = arguments.background;
         let stdin = arguments.stdin.clone();
         let request = request(arguments)?;
-        if background {
-            return run_in_background(&call, &sandbox, &request, stdin).await;
-        }
         let followed = Followed::start(&call, &sandbox, request).await?;
+        if background {
+            return run_in_background(followed, stdin).await;
+        }
         if let Some(stdin) = stdin {
             // A program that ends without reading it is not a fault.
             let _ = followed.feed(Bytes::from(stdin)).await;
@@ -172,13 +172,13 @@ impl Server {
             let message = format!("`max_bytes` is {most}: give 1 to {MAX_READ_BYTES}");
             return Err(Failure::arguments(message));
         }
-        let request = StreamRequest {
-            attach: Some(arguments.process_id.clone()),
-            from_offset: Some(arguments.offset),
-            ..StreamRequest::default()
-        };
-        let mut followed = Followed::open(&call, &arguments.sandbox, &request).await?;
-        read(&mut followed, wait, most).await
+        let process = (&*arguments.sandbox, &*arguments.process_id);
+        let mut followed = attach(&call, process, arguments.offset).await?;
+        let read = read(&mut followed, wait, most).await;
+        read.map_err(|failure| match &*failure.code {
+            "process_not_found" => unknown(&arguments.process_id),
+            _ => failure,
+        })
     }
 
     /// Sends a signal to a command and all that it started.
@@ -198,15 +198,17 @@ impl Server {
             let message = format!("`signal` is {signal}: give 1 to 64");
             return Err(Failure::arguments(message));
         }
-        let request = StreamRequest {
-            attach: Some(arguments.process_id.clone()),
-            // Nothing of what it wrote.
-            from_offset: Some(u64::MAX),
-            ..StreamRequest::default()
-        };
-        let followed = Followed::open(&call, &arguments.sandbox, &request).await?;
+        let (sandbox, process_id) = (arguments.sandbox, arguments.process_id);
+        // A signal has no answer that would say whether there was anybody to get it.
+        let known = call.client.processes(&sandbox).await?;
+        let found = known.iter().find(|each| each.process_id == process_id);
+        if !found.ok_or_else(|| unknown(&process_id))?.running {
+            let message = format!("process `{process_id}` has ended");
+            return Err(Failure::new("process_ended", message).hint("read_output says how"));
+        }
+        // Nothing of what it wrote.
+        let followed = attach(&call, (&sandbox, &process_id), u64::MAX).await?;
         followed.signal(signal).await?;
-        let process_id = arguments.process_id;
         let text = format!("sent signal {signal} to {process_id}");
         Ok(Done::new(text, Signalled { process_id, signal }))
     }
@@ -259,16 +261,12 @@ fn seconds(name: &str, given: f64, least: f64, most: f64) -> Result<Duration, Fa
         })
 }
 
-async fn run_in_background(
-    call: &Call,
-    sandbox: &str,
-    request: &StreamRequest,
-    stdin: Option<String>,
-) -> Answer<Ran> {
-    let followed = Followed::open(call, sandbox, request).await?;
+/// Until here a cancelled call kills it: its client would not learn how to find it.
+async fn run_in_background(mut followed: Followed, stdin: Option<String>) -> Answer<Ran> {
     if let Some(stdin) = stdin {
         followed.feed(Bytes::from(stdin)).await?;
     }
+    followed.let_go();
     let ran = Ran {
         process_id: followed.process_id().to_owned(),
         running: true,
@@ -352,6 +350,27 @@ fn ending(exit_code: Option<i32>, signal: Option<u32>, timed_out: bool) -> Strin
     }
 }
 
+/// Follows a process from an offset of its output on.
+async fn attach(
+    call: &Call,
+    (sandbox, process_id): (&str, &str),
+    from_offset: u64,
+) -> Result<Followed, Failure> {
+    let request = StreamRequest {
+        attach: Some(process_id.to_owned()),
+        from_offset: Some(from_offset),
+        ..StreamRequest::default()
+    };
+    Ok(Followed::open(call, sandbox, &request).await?)
+}
+
+/// There is no such process, or it was before the sandbox last began to run.
+fn unknown(process_id: &str) -> Failure {
+    let message = format!("process `{process_id}` not found");
+    Failure::new("process_not_found", message)
+        .hint("a process_id is known until a pause, stop or rollback; `ps` in run_command shows what runs")
+}
+
 /// Takes what there is, up to `most` bytes; waits for something if there is nothing.
 async fn read(followed: &mut Followed, wait: Duration, most: usize) -> Answer<Output> {
     let mut kept: Vec<u8> = Vec::new();
@@ -387,9 +406,10 @@ async fn read(followed: &mut Followed, wait: Duration, most: usize) -> Answer<Ou
             break;
         }
     }
-    let length = if output.more {
-        // At least one, so that reading on always ends.
-        whole_characters(&kept[..most]).max(1)
+    let length = if output.running {
+        // The rest of a character that is cut off comes with the next answer. At least one
+        // byte where there is more, so that reading on always ends.
+        whole_characters(&kept[..kept.len().min(most)]).max(usize::from(output.more))
     } else {
         kept.len()
     };

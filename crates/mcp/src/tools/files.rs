@@ -45,7 +45,7 @@ pub(super) struct ReadFile {
     /// Bytes to skip: next_offset of the last answer; 0 when left out.
     #[serde(default)]
     offset: u64,
-    /// 32768 when left out, at most 262144.
+    /// Bytes in the answer; 32768 when left out, at most 262144.
     max_bytes: Option<u64>,
     /// Account; `user` when left out.
     user: Option<String>,
@@ -78,7 +78,7 @@ pub(super) struct ListFiles {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UploadFile {
-    /// Id or name.
+    /// Id or name; or give `vm_name`.
     sandbox: Option<String>,
     /// The same as `sandbox`.
     vm_name: Option<String>,
@@ -94,7 +94,7 @@ pub(super) struct UploadFile {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DownloadFile {
-    /// Id or name.
+    /// Id or name; or give `vm_name`.
     sandbox: Option<String>,
     /// The same as `sandbox`.
     vm_name: Option<String>,
@@ -256,12 +256,13 @@ impl Server {
             "directory" => format!("{}/", entry.path),
             _ => format!("{} ({} bytes)", entry.path, entry.size_bytes),
         });
-        let mut text = lines(rows, "empty");
+        let mut text = format!("entries: {}", listing.entries.len());
         if left_out > 0 {
-            text.push_str(&format!(
-                "\n… {left_out} entries left out; list a directory below"
-            ));
+            text.push_str(&format!(", {left_out} left out: list a directory below"));
         }
+        // Names are a guest's words like any other.
+        text.push_str(&Fence::new().before("entries"));
+        text.push_str(&lines(rows, "empty"));
         Ok(Done::new(text, listing))
     }
 

@@ -1,9 +1,9 @@
 //! Making sandboxes, looking at them, stopping them, and their ports.
 
-use super::shapes::{Destroyed, Nothing, OneSandbox, Sandbox, Sandboxes};
+use super::shapes::{Brief, Destroyed, OneSandbox, Page, Sandbox, about, in_brief, lines};
 use crate::answer::{Answer, Done, Failure};
 use crate::server::{Call, Server};
-use pando_client::api::{self, CreateSandboxRequest, OpenPortRequest};
+use pando_client::api::{CreateSandboxRequest, OpenPortRequest};
 use rmcp::handler::server::common::Extension;
 use rmcp::handler::server::tool::schema_for_output;
 use rmcp::handler::server::wrapper::Parameters;
@@ -23,12 +23,21 @@ pub(super) struct CreateSandbox {
     cpus: Option<u32>,
     /// MiB: 256 to 16384, a power of two; the template's default when left out.
     memory_mib: Option<u32>,
-    /// Environment of every process in it.
+    /// Environment of every process in it; nothing more when left out.
     #[serde(default)]
     env: BTreeMap<String, String>,
-    /// Free text for your own use.
+    /// Free text for your own use; none when left out.
     #[serde(default)]
     labels: BTreeMap<String, String>,
+    /// Seconds until its time is over, 1 to 2592000; for ever when left out.
+    timeout_s: Option<f64>,
+    /// Seconds without use until its time is over; for ever when left out.
+    idle_timeout_s: Option<f64>,
+    /// When its time is over: `kill` (removed, with its disk) or `pause`; `kill` when left out.
+    on_timeout: Option<String>,
+    /// Wake from pause when a tool or a request to a port needs it; false when left out.
+    #[serde(default)]
+    auto_resume: bool,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -46,17 +55,18 @@ pub(super) struct ExposePort {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Sandboxes {
+    sandboxes: Vec<Sandbox>,
+    left_out: usize,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Port {
     url: String,
     port: u16,
     open: bool,
     raw: Option<String>,
     access: String,
-}
-
-fn about(sandbox: api::Sandbox) -> Done<Sandbox> {
-    let sandbox = Sandbox::from(sandbox);
-    Done::new(sandbox.line(), sandbox)
 }
 
 #[tool_router(router = sandbox_tools, vis = "pub(crate)")]
@@ -80,12 +90,16 @@ impl Server {
             memory_mib: arguments.memory_mib,
             env: arguments.env,
             labels: arguments.labels,
+            timeout_s: arguments.timeout_s,
+            idle_timeout_s: arguments.idle_timeout_s,
+            on_timeout: arguments.on_timeout,
+            auto_resume: arguments.auto_resume,
             ..CreateSandboxRequest::default()
         };
         Ok(about(call.client.create(&request).await?))
     }
 
-    /// Lists your sandboxes with their states.
+    /// Lists your sandboxes with their states, the oldest first, 200 at a time.
     /// Not needed for one whose name you know (inspect_sandbox).
     /// Example: {}
     #[tool(
@@ -95,13 +109,18 @@ impl Server {
     async fn list_sandboxes(
         &self,
         Extension(call): Extension<Call>,
-        Parameters(_): Parameters<Nothing>,
+        Parameters(arguments): Parameters<Page>,
     ) -> Answer<Sandboxes> {
         let list = call.client.list().await?;
+        let (list, left_out) = arguments.of(list);
+        let sandboxes: Vec<_> = list.into_iter().map(Sandbox::from).collect();
+        let mut text = lines(sandboxes.iter().map(Sandbox::line), "no sandboxes");
+        text.push_str(&arguments.rest(left_out));
         let sandboxes = Sandboxes {
-            sandboxes: list.into_iter().map(Sandbox::from).collect(),
+            sandboxes,
+            left_out,
         };
-        Ok(Done::new(sandboxes.lines(), sandboxes))
+        Ok(Done::new(text, sandboxes))
     }
 
     /// Describes one sandbox: state, size, where its ports are reached.
@@ -178,60 +197,60 @@ impl Server {
     /// Not for going back to later more than once (snapshot).
     /// Example: {"sandbox":"web"}
     #[tool(
-        output_schema = schema_for_output::<Sandbox>(),
+        output_schema = schema_for_output::<Brief>(),
         annotations(read_only_hint = false, destructive_hint = false)
     )]
     async fn pause(
         &self,
         Extension(call): Extension<Call>,
         Parameters(arguments): Parameters<OneSandbox>,
-    ) -> Answer<Sandbox> {
-        Ok(about(call.client.pause(&arguments.sandbox).await?))
+    ) -> Answer<Brief> {
+        Ok(in_brief(call.client.pause(&arguments.sandbox).await?))
     }
 
     /// Lets a paused sandbox go on where it was.
     /// Not for a stopped one (start).
     /// Example: {"sandbox":"web"}
     #[tool(
-        output_schema = schema_for_output::<Sandbox>(),
+        output_schema = schema_for_output::<Brief>(),
         annotations(read_only_hint = false, destructive_hint = false)
     )]
     async fn resume(
         &self,
         Extension(call): Extension<Call>,
         Parameters(arguments): Parameters<OneSandbox>,
-    ) -> Answer<Sandbox> {
-        Ok(about(call.client.resume(&arguments.sandbox).await?))
+    ) -> Answer<Brief> {
+        Ok(in_brief(call.client.resume(&arguments.sandbox).await?))
     }
 
     /// Powers a sandbox off: its processes end, its disk is kept.
     /// Not for keeping what runs in it (pause).
     /// Example: {"sandbox":"web"}
     #[tool(
-        output_schema = schema_for_output::<Sandbox>(),
+        output_schema = schema_for_output::<Brief>(),
         annotations(read_only_hint = false, destructive_hint = true, idempotent_hint = true)
     )]
     async fn stop(
         &self,
         Extension(call): Extension<Call>,
         Parameters(arguments): Parameters<OneSandbox>,
-    ) -> Answer<Sandbox> {
-        Ok(about(call.client.stop(&arguments.sandbox).await?))
+    ) -> Answer<Brief> {
+        Ok(in_brief(call.client.stop(&arguments.sandbox).await?))
     }
 
     /// Powers a stopped sandbox on again, on its disk.
     /// Not for a paused one (resume).
     /// Example: {"sandbox":"web"}
     #[tool(
-        output_schema = schema_for_output::<Sandbox>(),
+        output_schema = schema_for_output::<Brief>(),
         annotations(read_only_hint = false, destructive_hint = false)
     )]
     async fn start(
         &self,
         Extension(call): Extension<Call>,
         Parameters(arguments): Parameters<OneSandbox>,
-    ) -> Answer<Sandbox> {
-        Ok(about(call.client.start(&arguments.sandbox).await?))
+    ) -> Answer<Brief> {
+        Ok(in_brief(call.client.start(&arguments.sandbox).await?))
     }
 }
 

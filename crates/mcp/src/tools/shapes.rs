@@ -1,5 +1,6 @@
 //! What tools answer with, smaller than what the API says: a model reads it.
 
+use crate::answer::Done;
 use pando_client::api;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,67 @@ pub(super) struct OneSandbox {
 #[serde(deny_unknown_fields)]
 pub(super) struct Nothing {}
 
+/// What may have changed of a sandbox whose rest is known.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct Brief {
+    id: String,
+    name: Option<String>,
+    state: String,
+    parent: Option<String>,
+}
+
+impl From<Sandbox> for Brief {
+    fn from(sandbox: Sandbox) -> Self {
+        Self {
+            id: sandbox.id,
+            name: sandbox.name,
+            state: sandbox.state,
+            parent: sandbox.parent,
+        }
+    }
+}
+
+/// What has become of a sandbox as an answer.
+pub(super) fn in_brief(sandbox: api::Sandbox) -> Done<Brief> {
+    let sandbox = Sandbox::from(sandbox);
+    Done::new(sandbox.line(), sandbox.into())
+}
+
+/// Entries of a list in one answer: some ten thousand tokens of a model's context.
+const PAGE: usize = 200;
+
+/// Which entries of a list.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    /// Entries to skip, for the rest of a long list; 0 when left out.
+    #[serde(default)]
+    skip: usize,
+}
+
+impl Page {
+    /// What of `all` is on it, and how many come after.
+    pub(super) fn of<T>(self, all: Vec<T>) -> (Vec<T>, usize) {
+        let left_out = all.len().saturating_sub(self.skip).saturating_sub(PAGE);
+        (
+            all.into_iter().skip(self.skip).take(PAGE).collect(),
+            left_out,
+        )
+    }
+
+    /// A line that says how the rest is read, where there is one.
+    pub(super) fn rest(self, left_out: usize) -> String {
+        match left_out {
+            0 => String::new(),
+            _ => format!(
+                "\n… {left_out} left out; skip={} shows more",
+                self.skip + PAGE
+            ),
+        }
+    }
+}
+
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(inline)]
 pub(super) struct Sandbox {
@@ -30,6 +92,7 @@ pub(super) struct Sandbox {
     pub(super) memory_mib: u32,
     pub(super) url_template: String,
     pub(super) created_at: String,
+    pub(super) expires_at: Option<String>,
 }
 
 impl From<api::Sandbox> for Sandbox {
@@ -45,6 +108,7 @@ impl From<api::Sandbox> for Sandbox {
             memory_mib: sandbox.memory_mib,
             url_template: sandbox.url_template,
             created_at: sandbox.created_at,
+            expires_at: sandbox.expires_at,
         }
     }
 }
@@ -61,20 +125,17 @@ impl Sandbox {
             line.push_str(&format!(", {reason}"));
         }
         line.push_str(&format!(", {}, {} MiB", self.template, self.memory_mib));
+        if let Some(end) = &self.expires_at {
+            line.push_str(&format!(", until {end}"));
+        }
         line
     }
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Sandboxes {
-    pub(super) sandboxes: Vec<Sandbox>,
-}
-
-impl Sandboxes {
-    /// A line for each.
-    pub(super) fn lines(&self) -> String {
-        lines(self.sandboxes.iter().map(Sandbox::line), "no sandboxes")
-    }
+/// One sandbox as an answer.
+pub(super) fn about(sandbox: api::Sandbox) -> Done<Sandbox> {
+    let sandbox = Sandbox::from(sandbox);
+    Done::new(sandbox.line(), sandbox)
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -118,5 +179,29 @@ pub(super) fn lines(lines: impl Iterator<Item = String>, none: &str) -> String {
         none.to_owned()
     } else {
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_give_each_entry_once() {
+        let all: Vec<_> = (0..PAGE * 2 + 7).collect();
+        let (mut seen, mut page) = (Vec::new(), Page { skip: 0 });
+        loop {
+            let (part, left_out) = page.of(all.clone());
+            page.skip += part.len();
+            seen.extend(part);
+            assert_eq!(left_out, all.len() - seen.len());
+            if left_out == 0 {
+                break;
+            }
+        }
+        assert_eq!(seen, all);
+        assert_eq!(Page { skip: usize::MAX }.of(all).1, 0);
+        assert_eq!(Page { skip: 0 }.rest(0), "");
+        assert!(Page { skip: 200 }.rest(5).contains("5 left out; skip=400"));
     }
 }

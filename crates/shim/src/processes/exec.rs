@@ -32,7 +32,17 @@ pub(crate) struct Executed {
     pub(crate) stderr: Vec<u8>,
     pub(crate) truncated: bool,
     pub(crate) duration: Duration,
+    /// Ends of its steps, in milliseconds since the request.
+    pub(crate) steps: [(&'static str, f64); 2],
+    /// The same as the agent tells it.
+    pub(crate) agent_steps: [(&'static str, f64); 2],
 }
+
+/// The step to a program's begin.
+pub(super) const STARTED: &str = "started";
+
+/// The step to its end.
+pub(super) const ENDED: &str = "ended";
 
 /// Output kept whole, up to a limit for each stream.
 #[derive(Debug, Default)]
@@ -194,13 +204,21 @@ where
         } = &mut *progress;
         let capture = capture.take();
         let capture = capture.unwrap_or_else(|| Capture::of_replay(replay));
+        let duration = progress.lasted.unwrap_or_else(|| process.started.elapsed());
+        let started = process.started - process.asked;
+        let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
         Ok(Executed {
             process_id: process.id.clone(),
             exit,
             stdout: capture.stdout,
             stderr: capture.stderr,
             truncated: capture.truncated,
-            duration: progress.lasted.unwrap_or_else(|| process.started.elapsed()),
+            duration,
+            steps: [
+                (STARTED, milliseconds(started)),
+                (ENDED, milliseconds(started + duration)),
+            ],
+            agent_steps: progress.agent_steps,
         })
     }
 }
@@ -232,8 +250,11 @@ fn fingerprint(start: &Start, stdin: &[u8]) -> u64 {
     } = &start.command;
     let mut hasher = DefaultHasher::new();
     (argv, cwd, user, timeout_ms, stdin).hash(&mut hasher);
-    // A map of the wire has no order.
-    let mut env: Vec<_> = env.iter().collect();
+    // A map of the wire has no order. Who asks again may do so in another trace.
+    let mut env: Vec<_> = env
+        .iter()
+        .filter(|(name, _)| *name != "TRACEPARENT")
+        .collect();
     env.sort();
     env.hash(&mut hasher);
     (start.tty.is_some(), start.stdin, start.capture_bytes).hash(&mut hasher);

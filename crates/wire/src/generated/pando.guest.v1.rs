@@ -2109,6 +2109,16 @@ pub struct Resumed {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
     )]
     pub pre_mount: bool,
+    /// Milliseconds from HELLO's arrival to the end of each step.
+    ///
+    /// Field 5: `timing_ms`
+    #[serde(
+        rename = "timingMs",
+        alias = "timing_ms",
+        with = "::buffa::json_helpers::proto_map",
+        skip_serializing_if = "::buffa::__private::HashMap::is_empty"
+    )]
+    pub timing_ms: ::buffa::__private::HashMap<::buffa::alloc::string::String, f64>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -2120,6 +2130,7 @@ impl ::core::fmt::Debug for Resumed {
             .field("warnings", &self.warnings)
             .field("error", &self.error)
             .field("pre_mount", &self.pre_mount)
+            .field("timing_ms", &self.timing_ms)
             .finish()
     }
 }
@@ -2163,6 +2174,12 @@ impl ::buffa::Message for Resumed {
         if self.pre_mount {
             size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
         }
+        size
+            += ::buffa::map_codec::field_len::<
+                ::buffa::map_codec::Str,
+                ::buffa::map_codec::Double,
+                _,
+            >(&self.timing_ms, 1u64);
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -2185,6 +2202,11 @@ impl ::buffa::Message for Resumed {
         if self.pre_mount {
             ::buffa::types::put_bool_field(4u32, self.pre_mount, buf);
         }
+        ::buffa::map_codec::write_field::<
+            ::buffa::map_codec::Str,
+            ::buffa::map_codec::Double,
+            _,
+        >(&self.timing_ms, 5u32, buf);
         self.__buffa_unknown_fields.write_to(buf);
     }
     fn merge_field(
@@ -2230,6 +2252,17 @@ impl ::buffa::Message for Resumed {
                 )?;
                 self.pre_mount = ::buffa::types::decode_bool(buf)?;
             }
+            5u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::map_codec::merge_entry::<
+                    ::buffa::map_codec::Str,
+                    ::buffa::map_codec::Double,
+                    _,
+                >(&mut self.timing_ms, buf, ctx)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -2242,6 +2275,7 @@ impl ::buffa::Message for Resumed {
         self.warnings.clear();
         self.error.clear();
         self.pre_mount = false;
+        self.timing_ms.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -6303,6 +6337,10 @@ pub mod __buffa {
             ///
             /// Field 4: `pre_mount`
             pub pre_mount: bool,
+            /// Milliseconds from HELLO's arrival to the end of each step.
+            ///
+            /// Field 5: `timing_ms` (map)
+            pub timing_ms: ::buffa::MapView<'a, &'a str, f64>,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ResumedView<'a> {
@@ -6373,6 +6411,49 @@ pub mod __buffa {
                         )?;
                         view.warnings.push(__elem);
                     }
+                    5u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let entry_bytes = ::buffa::types::borrow_bytes(&mut cur)?;
+                        let mut entry_cur: &'a [u8] = entry_bytes;
+                        let mut key = "";
+                        let mut val = ::core::default::Default::default();
+                        ctx.register_element_memory(
+                            ::buffa::__private::element_footprint(&key)
+                                + ::buffa::__private::element_footprint(&val),
+                        )?;
+                        while !entry_cur.is_empty() {
+                            let entry_tag = ::buffa::encoding::Tag::decode(
+                                &mut entry_cur,
+                            )?;
+                            match entry_tag.field_number() {
+                                1 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::LengthDelimited,
+                                    )?;
+                                    key = ::buffa::types::borrow_str(&mut entry_cur)?;
+                                }
+                                2 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::Fixed64,
+                                    )?;
+                                    val = ::buffa::types::decode_double(&mut entry_cur)?;
+                                }
+                                _ => {
+                                    ::buffa::encoding::skip_field_depth(
+                                        entry_tag,
+                                        &mut entry_cur,
+                                        ctx.depth(),
+                                    )?;
+                                }
+                            }
+                        }
+                        view.timing_ms.push(key, val);
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -6400,6 +6481,11 @@ pub mod __buffa {
                     warnings: self.warnings.iter().map(|s| s.to_string()).collect(),
                     error: self.error.to_string(),
                     pre_mount: self.pre_mount,
+                    timing_ms: self
+                        .timing_ms
+                        .iter()
+                        .map(|(k, v)| (k.to_string(), *v))
+                        .collect(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -6430,6 +6516,15 @@ pub mod __buffa {
                 if self.pre_mount {
                     size += 1u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                 }
+                #[allow(clippy::for_kv_map)]
+                for (k, _v) in &self.timing_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
+                            + entry_size;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -6452,6 +6547,29 @@ pub mod __buffa {
                 }
                 if self.pre_mount {
                     ::buffa::types::put_bool_field(4u32, self.pre_mount, buf);
+                }
+                for (k, v) in &self.timing_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    ::buffa::encoding::Tag::new(
+                            5u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::encoding::encode_varint(entry_size, buf);
+                    ::buffa::encoding::Tag::new(
+                            1u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_string(k, buf);
+                    ::buffa::encoding::Tag::new(
+                            2u32,
+                            ::buffa::encoding::WireType::Fixed64,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_double(*v, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -6485,6 +6603,27 @@ pub mod __buffa {
                 }
                 if self.pre_mount {
                     __map.serialize_entry("preMount", &self.pre_mount)?;
+                }
+                if !self.timing_ms.is_empty() {
+                    struct _WM<'__a, '__x>(&'__x ::buffa::MapView<'__x, &'__a str, f64>);
+                    impl<'__a> ::serde::Serialize for _WM<'__a, '_> {
+                        fn serialize<__S: ::serde::Serializer>(
+                            &self,
+                            __s: __S,
+                        ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                            use ::serde::ser::SerializeMap as _;
+                            let mut __m = __s
+                                .serialize_map(::core::option::Option::Some(self.0.len()))?;
+                            for (k, v) in self.0.iter_unique() {
+                                __m.serialize_entry(
+                                    k,
+                                    &::buffa::json_helpers::ProtoJson(v),
+                                )?;
+                            }
+                            __m.end()
+                        }
+                    }
+                    __map.serialize_entry("timingMs", &_WM(&self.timing_ms))?;
                 }
                 __map.end()
             }
@@ -6604,6 +6743,13 @@ pub mod __buffa {
             #[must_use]
             pub fn pre_mount(&self) -> bool {
                 self.0.reborrow().pre_mount
+            }
+            /// Milliseconds from HELLO's arrival to the end of each step.
+            ///
+            /// Field 5: `timing_ms` (map)
+            #[must_use]
+            pub fn timing_ms(&self) -> &::buffa::MapView<'_, &'_ str, f64> {
+                &self.0.reborrow().timing_ms
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<ResumedView<'static>>>

@@ -339,6 +339,17 @@ pub struct ReadyResponse {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_u32"
     )]
     pub timer_error_ppm: u32,
+    /// The same as `timing_ms`, as the guest's agent tells it of the work before its answer:
+    /// from HELLO's arrival there, and as true as the guest.
+    ///
+    /// Field 8: `agent_ms`
+    #[serde(
+        rename = "agentMs",
+        alias = "agent_ms",
+        with = "::buffa::json_helpers::proto_map",
+        skip_serializing_if = "::buffa::__private::HashMap::is_empty"
+    )]
+    pub agent_ms: ::buffa::__private::HashMap<::buffa::alloc::string::String, f64>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -353,6 +364,7 @@ impl ::core::fmt::Debug for ReadyResponse {
             .field("warnings", &self.warnings)
             .field("timing_ms", &self.timing_ms)
             .field("timer_error_ppm", &self.timer_error_ppm)
+            .field("agent_ms", &self.agent_ms)
             .finish()
     }
 }
@@ -412,6 +424,12 @@ impl ::buffa::Message for ReadyResponse {
                 += 1u64
                     + ::buffa::types::uint32_encoded_len(self.timer_error_ppm) as u64;
         }
+        size
+            += ::buffa::map_codec::field_len::<
+                ::buffa::map_codec::Str,
+                ::buffa::map_codec::Double,
+                _,
+            >(&self.agent_ms, 1u64);
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -448,6 +466,11 @@ impl ::buffa::Message for ReadyResponse {
         if self.timer_error_ppm != 0u32 {
             ::buffa::types::put_uint32_field(7u32, self.timer_error_ppm, buf);
         }
+        ::buffa::map_codec::write_field::<
+            ::buffa::map_codec::Str,
+            ::buffa::map_codec::Double,
+            _,
+        >(&self.agent_ms, 8u32, buf);
         self.__buffa_unknown_fields.write_to(buf);
     }
     fn merge_field(
@@ -524,6 +547,17 @@ impl ::buffa::Message for ReadyResponse {
                 )?;
                 self.timer_error_ppm = ::buffa::types::decode_uint32(buf)?;
             }
+            8u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::map_codec::merge_entry::<
+                    ::buffa::map_codec::Str,
+                    ::buffa::map_codec::Double,
+                    _,
+                >(&mut self.agent_ms, buf, ctx)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -539,6 +573,7 @@ impl ::buffa::Message for ReadyResponse {
         self.warnings.clear();
         self.timing_ms.clear();
         self.timer_error_ppm = 0u32;
+        self.agent_ms.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -4520,6 +4555,27 @@ pub struct ExecResponse {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
     )]
     pub process_id: ::buffa::alloc::string::String,
+    /// Milliseconds from the request to the end of each step: until the agent said that the
+    /// process runs, and that it ended.
+    ///
+    /// Field 7: `timing_ms`
+    #[serde(
+        rename = "timingMs",
+        alias = "timing_ms",
+        with = "::buffa::json_helpers::proto_map",
+        skip_serializing_if = "::buffa::__private::HashMap::is_empty"
+    )]
+    pub timing_ms: ::buffa::__private::HashMap<::buffa::alloc::string::String, f64>,
+    /// The same as the guest's agent tells it, from when the request reached it.
+    ///
+    /// Field 8: `agent_ms`
+    #[serde(
+        rename = "agentMs",
+        alias = "agent_ms",
+        with = "::buffa::json_helpers::proto_map",
+        skip_serializing_if = "::buffa::__private::HashMap::is_empty"
+    )]
+    pub agent_ms: ::buffa::__private::HashMap<::buffa::alloc::string::String, f64>,
     #[serde(skip)]
     #[doc(hidden)]
     pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -4533,6 +4589,8 @@ impl ::core::fmt::Debug for ExecResponse {
             .field("truncated", &self.truncated)
             .field("duration_ms", &self.duration_ms)
             .field("process_id", &self.process_id)
+            .field("timing_ms", &self.timing_ms)
+            .field("agent_ms", &self.agent_ms)
             .finish()
     }
 }
@@ -4586,6 +4644,18 @@ impl ::buffa::Message for ExecResponse {
         if !self.process_id.is_empty() {
             size += 1u64 + ::buffa::types::string_encoded_len(&self.process_id) as u64;
         }
+        size
+            += ::buffa::map_codec::field_len::<
+                ::buffa::map_codec::Str,
+                ::buffa::map_codec::Double,
+                _,
+            >(&self.timing_ms, 1u64);
+        size
+            += ::buffa::map_codec::field_len::<
+                ::buffa::map_codec::Str,
+                ::buffa::map_codec::Double,
+                _,
+            >(&self.agent_ms, 1u64);
         size += self.__buffa_unknown_fields.encoded_len() as u64;
         ::buffa::saturate_size(size)
     }
@@ -4619,6 +4689,16 @@ impl ::buffa::Message for ExecResponse {
         if !self.process_id.is_empty() {
             ::buffa::types::put_string_field(6u32, &self.process_id, buf);
         }
+        ::buffa::map_codec::write_field::<
+            ::buffa::map_codec::Str,
+            ::buffa::map_codec::Double,
+            _,
+        >(&self.timing_ms, 7u32, buf);
+        ::buffa::map_codec::write_field::<
+            ::buffa::map_codec::Str,
+            ::buffa::map_codec::Double,
+            _,
+        >(&self.agent_ms, 8u32, buf);
         self.__buffa_unknown_fields.write_to(buf);
     }
     fn merge_field(
@@ -4678,6 +4758,28 @@ impl ::buffa::Message for ExecResponse {
                 )?;
                 ::buffa::types::merge_string(&mut self.process_id, buf)?;
             }
+            7u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::map_codec::merge_entry::<
+                    ::buffa::map_codec::Str,
+                    ::buffa::map_codec::Double,
+                    _,
+                >(&mut self.timing_ms, buf, ctx)?;
+            }
+            8u32 => {
+                ::buffa::encoding::check_wire_type(
+                    tag,
+                    ::buffa::encoding::WireType::LengthDelimited,
+                )?;
+                ::buffa::map_codec::merge_entry::<
+                    ::buffa::map_codec::Str,
+                    ::buffa::map_codec::Double,
+                    _,
+                >(&mut self.agent_ms, buf, ctx)?;
+            }
             _ => {
                 self.__buffa_unknown_fields
                     .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -4692,6 +4794,8 @@ impl ::buffa::Message for ExecResponse {
         self.truncated = false;
         self.duration_ms = 0f64;
         self.process_id.clear();
+        self.timing_ms.clear();
+        self.agent_ms.clear();
         self.__buffa_unknown_fields.clear();
     }
 }
@@ -8462,8 +8566,8 @@ pub struct SnapshotResponse {
         skip_serializing_if = "::buffa::json_helpers::skip_if::is_empty_str"
     )]
     pub method: ::buffa::alloc::string::String,
-    /// Milliseconds from the begin of the pause to the end of each of its steps, and from its
-    /// end to the end of what follows.
+    /// Milliseconds from the begin of the pause to the end of each of its steps and of what
+    /// follows it.
     ///
     /// Field 9: `timing_ms`
     #[serde(
@@ -9511,6 +9615,11 @@ pub mod __buffa {
             ///
             /// Field 7: `timer_error_ppm`
             pub timer_error_ppm: u32,
+            /// The same as `timing_ms`, as the guest's agent tells it of the work before its answer:
+            /// from HELLO's arrival there, and as true as the guest.
+            ///
+            /// Field 8: `agent_ms` (map)
+            pub agent_ms: ::buffa::MapView<'a, &'a str, f64>,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ReadyResponseView<'a> {
@@ -9644,6 +9753,49 @@ pub mod __buffa {
                         }
                         view.timing_ms.push(key, val);
                     }
+                    8u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let entry_bytes = ::buffa::types::borrow_bytes(&mut cur)?;
+                        let mut entry_cur: &'a [u8] = entry_bytes;
+                        let mut key = "";
+                        let mut val = ::core::default::Default::default();
+                        ctx.register_element_memory(
+                            ::buffa::__private::element_footprint(&key)
+                                + ::buffa::__private::element_footprint(&val),
+                        )?;
+                        while !entry_cur.is_empty() {
+                            let entry_tag = ::buffa::encoding::Tag::decode(
+                                &mut entry_cur,
+                            )?;
+                            match entry_tag.field_number() {
+                                1 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::LengthDelimited,
+                                    )?;
+                                    key = ::buffa::types::borrow_str(&mut entry_cur)?;
+                                }
+                                2 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::Fixed64,
+                                    )?;
+                                    val = ::buffa::types::decode_double(&mut entry_cur)?;
+                                }
+                                _ => {
+                                    ::buffa::encoding::skip_field_depth(
+                                        entry_tag,
+                                        &mut entry_cur,
+                                        ctx.depth(),
+                                    )?;
+                                }
+                            }
+                        }
+                        view.agent_ms.push(key, val);
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -9684,6 +9836,11 @@ pub mod __buffa {
                         .map(|(k, v)| (k.to_string(), *v))
                         .collect(),
                     timer_error_ppm: self.timer_error_ppm,
+                    agent_ms: self
+                        .agent_ms
+                        .iter()
+                        .map(|(k, v)| (k.to_string(), *v))
+                        .collect(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -9733,6 +9890,15 @@ pub mod __buffa {
                         += 1u64
                             + ::buffa::types::uint32_encoded_len(self.timer_error_ppm)
                                 as u64;
+                }
+                #[allow(clippy::for_kv_map)]
+                for (k, _v) in &self.agent_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
+                            + entry_size;
                 }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
@@ -9788,6 +9954,29 @@ pub mod __buffa {
                 }
                 if self.timer_error_ppm != 0u32 {
                     ::buffa::types::put_uint32_field(7u32, self.timer_error_ppm, buf);
+                }
+                for (k, v) in &self.agent_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    ::buffa::encoding::Tag::new(
+                            8u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::encoding::encode_varint(entry_size, buf);
+                    ::buffa::encoding::Tag::new(
+                            1u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_string(k, buf);
+                    ::buffa::encoding::Tag::new(
+                            2u32,
+                            ::buffa::encoding::WireType::Fixed64,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_double(*v, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -9856,6 +10045,27 @@ pub mod __buffa {
                             "timerErrorPpm",
                             &::buffa::json_helpers::ProtoJson(&self.timer_error_ppm),
                         )?;
+                }
+                if !self.agent_ms.is_empty() {
+                    struct _WM<'__a, '__x>(&'__x ::buffa::MapView<'__x, &'__a str, f64>);
+                    impl<'__a> ::serde::Serialize for _WM<'__a, '_> {
+                        fn serialize<__S: ::serde::Serializer>(
+                            &self,
+                            __s: __S,
+                        ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                            use ::serde::ser::SerializeMap as _;
+                            let mut __m = __s
+                                .serialize_map(::core::option::Option::Some(self.0.len()))?;
+                            for (k, v) in self.0.iter_unique() {
+                                __m.serialize_entry(
+                                    k,
+                                    &::buffa::json_helpers::ProtoJson(v),
+                                )?;
+                            }
+                            __m.end()
+                        }
+                    }
+                    __map.serialize_entry("agentMs", &_WM(&self.agent_ms))?;
                 }
                 __map.end()
             }
@@ -9995,6 +10205,14 @@ pub mod __buffa {
             #[must_use]
             pub fn timer_error_ppm(&self) -> u32 {
                 self.0.reborrow().timer_error_ppm
+            }
+            /// The same as `timing_ms`, as the guest's agent tells it of the work before its answer:
+            /// from HELLO's arrival there, and as true as the guest.
+            ///
+            /// Field 8: `agent_ms` (map)
+            #[must_use]
+            pub fn agent_ms(&self) -> &::buffa::MapView<'_, &'_ str, f64> {
+                &self.0.reborrow().agent_ms
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<ReadyResponseView<'static>>>
@@ -17191,6 +17409,15 @@ pub mod __buffa {
             pub duration_ms: f64,
             /// Field 6: `process_id`
             pub process_id: &'a str,
+            /// Milliseconds from the request to the end of each step: until the agent said that the
+            /// process runs, and that it ended.
+            ///
+            /// Field 7: `timing_ms` (map)
+            pub timing_ms: ::buffa::MapView<'a, &'a str, f64>,
+            /// The same as the guest's agent tells it, from when the request reached it.
+            ///
+            /// Field 8: `agent_ms` (map)
+            pub agent_ms: ::buffa::MapView<'a, &'a str, f64>,
             pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
         }
         impl<'a> ::buffa::MessageView<'a> for ExecResponseView<'a> {
@@ -17289,6 +17516,92 @@ pub mod __buffa {
                         )?;
                         view.process_id = ::buffa::types::borrow_str(&mut cur)?;
                     }
+                    7u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let entry_bytes = ::buffa::types::borrow_bytes(&mut cur)?;
+                        let mut entry_cur: &'a [u8] = entry_bytes;
+                        let mut key = "";
+                        let mut val = ::core::default::Default::default();
+                        ctx.register_element_memory(
+                            ::buffa::__private::element_footprint(&key)
+                                + ::buffa::__private::element_footprint(&val),
+                        )?;
+                        while !entry_cur.is_empty() {
+                            let entry_tag = ::buffa::encoding::Tag::decode(
+                                &mut entry_cur,
+                            )?;
+                            match entry_tag.field_number() {
+                                1 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::LengthDelimited,
+                                    )?;
+                                    key = ::buffa::types::borrow_str(&mut entry_cur)?;
+                                }
+                                2 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::Fixed64,
+                                    )?;
+                                    val = ::buffa::types::decode_double(&mut entry_cur)?;
+                                }
+                                _ => {
+                                    ::buffa::encoding::skip_field_depth(
+                                        entry_tag,
+                                        &mut entry_cur,
+                                        ctx.depth(),
+                                    )?;
+                                }
+                            }
+                        }
+                        view.timing_ms.push(key, val);
+                    }
+                    8u32 => {
+                        ::buffa::encoding::check_wire_type(
+                            tag,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )?;
+                        let entry_bytes = ::buffa::types::borrow_bytes(&mut cur)?;
+                        let mut entry_cur: &'a [u8] = entry_bytes;
+                        let mut key = "";
+                        let mut val = ::core::default::Default::default();
+                        ctx.register_element_memory(
+                            ::buffa::__private::element_footprint(&key)
+                                + ::buffa::__private::element_footprint(&val),
+                        )?;
+                        while !entry_cur.is_empty() {
+                            let entry_tag = ::buffa::encoding::Tag::decode(
+                                &mut entry_cur,
+                            )?;
+                            match entry_tag.field_number() {
+                                1 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::LengthDelimited,
+                                    )?;
+                                    key = ::buffa::types::borrow_str(&mut entry_cur)?;
+                                }
+                                2 => {
+                                    ::buffa::encoding::check_wire_type(
+                                        entry_tag,
+                                        ::buffa::encoding::WireType::Fixed64,
+                                    )?;
+                                    val = ::buffa::types::decode_double(&mut entry_cur)?;
+                                }
+                                _ => {
+                                    ::buffa::encoding::skip_field_depth(
+                                        entry_tag,
+                                        &mut entry_cur,
+                                        ctx.depth(),
+                                    )?;
+                                }
+                            }
+                        }
+                        view.agent_ms.push(key, val);
+                    }
                     _ => {
                         ::buffa::encoding::skip_field_depth(tag, &mut cur, ctx.depth())?;
                         let span_len = before_tag.len() - cur.len();
@@ -17332,6 +17645,16 @@ pub mod __buffa {
                     truncated: self.truncated,
                     duration_ms: self.duration_ms,
                     process_id: self.process_id.to_string(),
+                    timing_ms: self
+                        .timing_ms
+                        .iter()
+                        .map(|(k, v)| (k.to_string(), *v))
+                        .collect(),
+                    agent_ms: self
+                        .agent_ms
+                        .iter()
+                        .map(|(k, v)| (k.to_string(), *v))
+                        .collect(),
                     __buffa_unknown_fields: self
                         .__buffa_unknown_fields
                         .to_owned()?
@@ -17374,6 +17697,24 @@ pub mod __buffa {
                             + ::buffa::types::string_encoded_len(&self.process_id)
                                 as u64;
                 }
+                #[allow(clippy::for_kv_map)]
+                for (k, _v) in &self.timing_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
+                            + entry_size;
+                }
+                #[allow(clippy::for_kv_map)]
+                for (k, _v) in &self.agent_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    size
+                        += 1u64 + ::buffa::encoding::varint_len(entry_size) as u64
+                            + entry_size;
+                }
                 size += self.__buffa_unknown_fields.encoded_len() as u64;
                 ::buffa::saturate_size(size)
             }
@@ -17407,6 +17748,52 @@ pub mod __buffa {
                 }
                 if !self.process_id.is_empty() {
                     ::buffa::types::put_string_field(6u32, &self.process_id, buf);
+                }
+                for (k, v) in &self.timing_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    ::buffa::encoding::Tag::new(
+                            7u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::encoding::encode_varint(entry_size, buf);
+                    ::buffa::encoding::Tag::new(
+                            1u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_string(k, buf);
+                    ::buffa::encoding::Tag::new(
+                            2u32,
+                            ::buffa::encoding::WireType::Fixed64,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_double(*v, buf);
+                }
+                for (k, v) in &self.agent_ms {
+                    let entry_size: u64 = 1u64
+                        + ::buffa::types::string_encoded_len(k) as u64 + 1u64
+                        + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    ::buffa::encoding::Tag::new(
+                            8u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::encoding::encode_varint(entry_size, buf);
+                    ::buffa::encoding::Tag::new(
+                            1u32,
+                            ::buffa::encoding::WireType::LengthDelimited,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_string(k, buf);
+                    ::buffa::encoding::Tag::new(
+                            2u32,
+                            ::buffa::encoding::WireType::Fixed64,
+                        )
+                        .encode(buf);
+                    ::buffa::types::encode_double(*v, buf);
                 }
                 self.__buffa_unknown_fields.write_to(buf);
             }
@@ -17460,6 +17847,48 @@ pub mod __buffa {
                 }
                 if !::buffa::json_helpers::skip_if::is_empty_str(self.process_id) {
                     __map.serialize_entry("processId", self.process_id)?;
+                }
+                if !self.timing_ms.is_empty() {
+                    struct _WM<'__a, '__x>(&'__x ::buffa::MapView<'__x, &'__a str, f64>);
+                    impl<'__a> ::serde::Serialize for _WM<'__a, '_> {
+                        fn serialize<__S: ::serde::Serializer>(
+                            &self,
+                            __s: __S,
+                        ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                            use ::serde::ser::SerializeMap as _;
+                            let mut __m = __s
+                                .serialize_map(::core::option::Option::Some(self.0.len()))?;
+                            for (k, v) in self.0.iter_unique() {
+                                __m.serialize_entry(
+                                    k,
+                                    &::buffa::json_helpers::ProtoJson(v),
+                                )?;
+                            }
+                            __m.end()
+                        }
+                    }
+                    __map.serialize_entry("timingMs", &_WM(&self.timing_ms))?;
+                }
+                if !self.agent_ms.is_empty() {
+                    struct _WM<'__a, '__x>(&'__x ::buffa::MapView<'__x, &'__a str, f64>);
+                    impl<'__a> ::serde::Serialize for _WM<'__a, '_> {
+                        fn serialize<__S: ::serde::Serializer>(
+                            &self,
+                            __s: __S,
+                        ) -> ::core::result::Result<__S::Ok, __S::Error> {
+                            use ::serde::ser::SerializeMap as _;
+                            let mut __m = __s
+                                .serialize_map(::core::option::Option::Some(self.0.len()))?;
+                            for (k, v) in self.0.iter_unique() {
+                                __m.serialize_entry(
+                                    k,
+                                    &::buffa::json_helpers::ProtoJson(v),
+                                )?;
+                            }
+                            __m.end()
+                        }
+                    }
+                    __map.serialize_entry("agentMs", &_WM(&self.agent_ms))?;
                 }
                 __map.end()
             }
@@ -17585,6 +18014,21 @@ pub mod __buffa {
             #[must_use]
             pub fn process_id(&self) -> &'_ str {
                 self.0.reborrow().process_id
+            }
+            /// Milliseconds from the request to the end of each step: until the agent said that the
+            /// process runs, and that it ended.
+            ///
+            /// Field 7: `timing_ms` (map)
+            #[must_use]
+            pub fn timing_ms(&self) -> &::buffa::MapView<'_, &'_ str, f64> {
+                &self.0.reborrow().timing_ms
+            }
+            /// The same as the guest's agent tells it, from when the request reached it.
+            ///
+            /// Field 8: `agent_ms` (map)
+            #[must_use]
+            pub fn agent_ms(&self) -> &::buffa::MapView<'_, &'_ str, f64> {
+                &self.0.reborrow().agent_ms
             }
         }
         impl ::core::convert::From<::buffa::OwnedView<ExecResponseView<'static>>>
@@ -24136,8 +24580,8 @@ pub mod __buffa {
             ///
             /// Field 8: `method`
             pub method: &'a str,
-            /// Milliseconds from the begin of the pause to the end of each of its steps, and from its
-            /// end to the end of what follows.
+            /// Milliseconds from the begin of the pause to the end of each of its steps and of what
+            /// follows it.
             ///
             /// Field 9: `timing_ms` (map)
             pub timing_ms: ::buffa::MapView<'a, &'a str, f64>,
@@ -24718,8 +25162,8 @@ pub mod __buffa {
             pub fn method(&self) -> &'_ str {
                 self.0.reborrow().method
             }
-            /// Milliseconds from the begin of the pause to the end of each of its steps, and from its
-            /// end to the end of what follows.
+            /// Milliseconds from the begin of the pause to the end of each of its steps and of what
+            /// follows it.
             ///
             /// Field 9: `timing_ms` (map)
             #[must_use]

@@ -2532,6 +2532,25 @@ pub mod process_event {
             skip_serializing_if = "::buffa::json_helpers::skip_if::is_false"
         )]
         pub timed_out: bool,
+        /// Milliseconds from the request to the program's begin, and to its end, by the guest's
+        /// monotonic clock.
+        ///
+        /// Field 102: `started_ms`
+        #[serde(
+            rename = "startedMs",
+            alias = "started_ms",
+            with = "::buffa::json_helpers::double",
+            skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_f64"
+        )]
+        pub started_ms: f64,
+        /// Field 103: `ended_ms`
+        #[serde(
+            rename = "endedMs",
+            alias = "ended_ms",
+            with = "::buffa::json_helpers::double",
+            skip_serializing_if = "::buffa::json_helpers::skip_if::is_zero_f64"
+        )]
+        pub ended_ms: f64,
         #[serde(skip)]
         #[doc(hidden)]
         pub __buffa_unknown_fields: ::buffa::UnknownFields,
@@ -2545,6 +2564,8 @@ pub mod process_event {
                 .field("error", &self.error)
                 .field("signal", &self.signal)
                 .field("timed_out", &self.timed_out)
+                .field("started_ms", &self.started_ms)
+                .field("ended_ms", &self.ended_ms)
                 .finish()
         }
     }
@@ -2612,6 +2633,12 @@ pub mod process_event {
             if self.timed_out {
                 size += 2u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
             }
+            if self.started_ms.to_bits() != 0u64 {
+                size += 2u64 + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+            }
+            if self.ended_ms.to_bits() != 0u64 {
+                size += 2u64 + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+            }
             size += self.__buffa_unknown_fields.encoded_len() as u64;
             ::buffa::saturate_size(size)
         }
@@ -2639,6 +2666,12 @@ pub mod process_event {
             }
             if self.timed_out {
                 ::buffa::types::put_bool_field(101u32, self.timed_out, buf);
+            }
+            if self.started_ms.to_bits() != 0u64 {
+                ::buffa::types::put_double_field(102u32, self.started_ms, buf);
+            }
+            if self.ended_ms.to_bits() != 0u64 {
+                ::buffa::types::put_double_field(103u32, self.ended_ms, buf);
             }
             self.__buffa_unknown_fields.write_to(buf);
         }
@@ -2702,6 +2735,20 @@ pub mod process_event {
                     )?;
                     self.timed_out = ::buffa::types::decode_bool(buf)?;
                 }
+                102u32 => {
+                    ::buffa::encoding::check_wire_type(
+                        tag,
+                        ::buffa::encoding::WireType::Fixed64,
+                    )?;
+                    self.started_ms = ::buffa::types::decode_double(buf)?;
+                }
+                103u32 => {
+                    ::buffa::encoding::check_wire_type(
+                        tag,
+                        ::buffa::encoding::WireType::Fixed64,
+                    )?;
+                    self.ended_ms = ::buffa::types::decode_double(buf)?;
+                }
                 _ => {
                     self.__buffa_unknown_fields
                         .push(::buffa::encoding::decode_unknown_field(tag, buf, ctx)?);
@@ -2716,6 +2763,8 @@ pub mod process_event {
             self.error = ::core::option::Option::None;
             self.signal = ::core::option::Option::None;
             self.timed_out = false;
+            self.started_ms = 0f64;
+            self.ended_ms = 0f64;
             self.__buffa_unknown_fields.clear();
         }
     }
@@ -9693,6 +9742,13 @@ pub mod __buffa {
                 ///
                 /// Field 101: `timed_out`
                 pub timed_out: bool,
+                /// Milliseconds from the request to the program's begin, and to its end, by the guest's
+                /// monotonic clock.
+                ///
+                /// Field 102: `started_ms`
+                pub started_ms: f64,
+                /// Field 103: `ended_ms`
+                pub ended_ms: f64,
                 pub __buffa_unknown_fields: ::buffa::UnknownFieldsView<'a>,
             }
             impl<'a> ::buffa::MessageView<'a> for EndEventView<'a> {
@@ -9773,6 +9829,20 @@ pub mod __buffa {
                             )?;
                             view.timed_out = ::buffa::types::decode_bool(&mut cur)?;
                         }
+                        102u32 => {
+                            ::buffa::encoding::check_wire_type(
+                                tag,
+                                ::buffa::encoding::WireType::Fixed64,
+                            )?;
+                            view.started_ms = ::buffa::types::decode_double(&mut cur)?;
+                        }
+                        103u32 => {
+                            ::buffa::encoding::check_wire_type(
+                                tag,
+                                ::buffa::encoding::WireType::Fixed64,
+                            )?;
+                            view.ended_ms = ::buffa::types::decode_double(&mut cur)?;
+                        }
                         _ => {
                             ::buffa::encoding::skip_field_depth(
                                 tag,
@@ -9812,6 +9882,8 @@ pub mod __buffa {
                         error: self.error.map(|s| s.to_string()),
                         signal: self.signal,
                         timed_out: self.timed_out,
+                        started_ms: self.started_ms,
+                        ended_ms: self.ended_ms,
                         __buffa_unknown_fields: self
                             .__buffa_unknown_fields
                             .to_owned()?
@@ -9848,6 +9920,12 @@ pub mod __buffa {
                     if self.timed_out {
                         size += 2u64 + ::buffa::types::BOOL_ENCODED_LEN as u64;
                     }
+                    if self.started_ms.to_bits() != 0u64 {
+                        size += 2u64 + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    }
+                    if self.ended_ms.to_bits() != 0u64 {
+                        size += 2u64 + ::buffa::types::FIXED64_ENCODED_LEN as u64;
+                    }
                     size += self.__buffa_unknown_fields.encoded_len() as u64;
                     ::buffa::saturate_size(size)
                 }
@@ -9876,6 +9954,12 @@ pub mod __buffa {
                     }
                     if self.timed_out {
                         ::buffa::types::put_bool_field(101u32, self.timed_out, buf);
+                    }
+                    if self.started_ms.to_bits() != 0u64 {
+                        ::buffa::types::put_double_field(102u32, self.started_ms, buf);
+                    }
+                    if self.ended_ms.to_bits() != 0u64 {
+                        ::buffa::types::put_double_field(103u32, self.ended_ms, buf);
                     }
                     self.__buffa_unknown_fields.write_to(buf);
                 }
@@ -9923,6 +10007,20 @@ pub mod __buffa {
                     }
                     if self.timed_out {
                         __map.serialize_entry("timedOut", &self.timed_out)?;
+                    }
+                    if !::buffa::json_helpers::skip_if::is_zero_f64(&self.started_ms) {
+                        __map
+                            .serialize_entry(
+                                "startedMs",
+                                &::buffa::json_helpers::ProtoJson(&self.started_ms),
+                            )?;
+                    }
+                    if !::buffa::json_helpers::skip_if::is_zero_f64(&self.ended_ms) {
+                        __map
+                            .serialize_entry(
+                                "endedMs",
+                                &::buffa::json_helpers::ProtoJson(&self.ended_ms),
+                            )?;
                     }
                     __map.end()
                 }
@@ -10056,6 +10154,19 @@ pub mod __buffa {
                 #[must_use]
                 pub fn timed_out(&self) -> bool {
                     self.0.reborrow().timed_out
+                }
+                /// Milliseconds from the request to the program's begin, and to its end, by the guest's
+                /// monotonic clock.
+                ///
+                /// Field 102: `started_ms`
+                #[must_use]
+                pub fn started_ms(&self) -> f64 {
+                    self.0.reborrow().started_ms
+                }
+                /// Field 103: `ended_ms`
+                #[must_use]
+                pub fn ended_ms(&self) -> f64 {
+                    self.0.reborrow().ended_ms
                 }
             }
             impl ::core::convert::From<::buffa::OwnedView<EndEventView<'static>>>

@@ -21,17 +21,30 @@ const OPERATIONS: [Operation; 6] = [
     O::Resume,
 ];
 
-/// Free bytes before each operation. A snapshot of what is marked below takes 2 to 3 MiB.
-const FREE: [u64; 7] = [0, 64 << 10, 300 << 10, 1 << 20, 2 << 20, 3 << 20, 6 << 20];
+/// Free bytes before each operation: with the least a directory can be made and nothing in it.
+/// A snapshot of what is marked below takes 2 to 3 MiB.
+const FREE: [u64; 9] = [
+    0,
+    4 << 10,
+    8 << 10,
+    64 << 10,
+    300 << 10,
+    1 << 20,
+    2 << 20,
+    3 << 20,
+    6 << 20,
+];
 
 /// For CI: each operation once, where it was seen to be refused in another step.
-const SAMPLE: [(Operation, u64); 6] = [
+const SAMPLE: [(Operation, u64); 8] = [
     (O::Snapshot, 1 << 20),
     (O::Fork, 300 << 10),
     (O::CreateFrom, 0),
+    (O::CreateFrom, 4 << 10),
     (O::Rollback, 0),
     (O::Pause, 2 << 20),
     (O::Resume, 0),
+    (O::Resume, 4 << 10),
 ];
 
 #[test]

@@ -3,7 +3,9 @@
 //!
 //! The clients come from their own registries, in pinned versions, once per target directory.
 
-use pando_testkit::{World, pando};
+mod hostile;
+
+use pando_testkit::{Options, World, pando};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -165,9 +167,23 @@ fn the_official_inspector_lists_calls_and_reads() {
 
 const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}"#;
 
+/// A call as a message.
+fn tool_call(id: u32, tool: &str, arguments: &Value) -> String {
+    let params = json!({ "name": tool, "arguments": arguments });
+    json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params }).to_string()
+}
+
+/// A world for tests that make no sandbox.
+fn without_template() -> World {
+    World::with(Options {
+        without_template: true,
+        ..Options::default()
+    })
+}
+
 #[test]
 fn strangers_stay_outside_the_door() {
-    let world = World::start();
+    let world = without_template();
     let key = format!("Bearer {}", world.key());
     let ask = |method: &str, headers: &[(&str, &str)]| {
         let usual = [
@@ -195,9 +211,8 @@ fn strangers_stay_outside_the_door() {
 
 #[test]
 fn nothing_but_the_protocol_comes_on_stdout() {
-    let mut world = World::start();
+    let mut world = without_template();
     world.set_env("PANDO_LOG", "debug,rmcp=trace");
-    let call = |id: u32, arguments: Value| json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "list_sandboxes", "arguments": arguments } });
     let lines = [
         INITIALIZE.to_owned(),
         json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }).to_string(),
@@ -205,8 +220,8 @@ fn nothing_but_the_protocol_comes_on_stdout() {
         r#"{"jsonrpc":"2.0","id":2}"#.to_owned(),
         "[1,2".to_owned(),
         "\u{0}\u{7f}\u{feff}".to_owned(),
-        call(3, json!({ "surprise": 1 })).to_string(),
-        call(4, json!({})).to_string(),
+        tool_call(3, "list_sandboxes", &json!({ "surprise": 1 })),
+        tool_call(4, "list_sandboxes", &json!({})),
     ];
     let conversation = |world: &World| {
         let ran = world.run_with_input(["mcp"], (lines.join("\n") + "\n").as_bytes());
@@ -227,7 +242,7 @@ fn nothing_but_the_protocol_comes_on_stdout() {
     let answer = conversation(&world);
     assert_eq!(
         answer["structuredContent"],
-        json!({ "sandboxes": [] }),
+        json!({ "sandboxes": [], "left_out": 0 }),
         "{answer}"
     );
     world.kill_daemon();

@@ -1,8 +1,12 @@
 """A session of the official Python client with Pando, over any of its ways."""
 
 import contextlib
+import json
 import os
+import time
+import urllib.request
 
+import anyio
 import httpx2
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -55,3 +59,32 @@ async def refused(client, tool, *words, **arguments):
     for word in words:
         assert word in said, f"{tool} {arguments}: no `{word}` in: {said}"
     return said
+
+
+def ask(path):
+    request = urllib.request.Request(URL + path, headers={"X-API-Key": KEY})
+    return urllib.request.urlopen(request, timeout=CALL_S)
+
+
+async def get(path):
+    """What the daemon itself says there."""
+    def read():
+        with ask(path) as answer:
+            return answer.read().decode()
+
+    return await anyio.to_thread.run_sync(read)
+
+
+async def event(kind, detail):
+    """Waits until the daemon's journal has such an event, or finds it there."""
+    def follow():
+        deadline = time.monotonic() + CALL_S
+        with ask(f"/v1/events?follow=true&kind={kind}") as lines:
+            # A quiet stream has a comment every while.
+            for line in lines:
+                if line.startswith(b"data:") and detail in json.loads(line[5:])["detail"]:
+                    return
+                assert time.monotonic() < deadline, f"no {kind} with `{detail}`"
+        raise AssertionError("the journal broke off")
+
+    await anyio.to_thread.run_sync(follow)
