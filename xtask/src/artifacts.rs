@@ -80,8 +80,10 @@ pub(crate) fn build_preload(steps: &Steps, root: &Path) -> Result<()> {
     steps.run(&mut build)
 }
 
-/// Links a program so that it needs no library of the machine that it runs on.
-const STATIC: &str = "-C target-feature=+crt-static";
+/// Links a program so that it needs no library of the machine that it runs on. The crate
+/// `getrandom` finds the system call by the dynamic linker unless it is told that it is there,
+/// and opens `/dev/urandom` where that is missing, which a jail forbids.
+const STATIC: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="linux_getrandom""#;
 
 /// Builds the agent: static, so that it runs before there is a root.
 pub(crate) fn build_agent(steps: &Steps, root: &Path) -> Result<()> {
