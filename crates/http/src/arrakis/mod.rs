@@ -15,6 +15,7 @@
 
 pub(crate) mod access;
 mod guest;
+pub(crate) mod openapi;
 mod shapes;
 mod vms;
 
