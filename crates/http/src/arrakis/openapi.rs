@@ -202,9 +202,14 @@ pub(crate) fn document() -> OpenApi {
         components = components.security_scheme(name, scheme);
     }
     for &(status, name, meaning) in REFUSALS {
-        components = components.response(name, refusal(status, meaning));
+        let mut response = refusal(meaning);
+        if status == 503 {
+            response = response.header("Retry-After", retry_after());
+        }
+        components = components.response(name, response.build());
     }
-    components = components.response(OTHER, refusal(500, "Refused or failed in another way."));
+    let other = refusal("Refused or failed in another way.");
+    components = components.response(OTHER, other.build());
     let info = InfoBuilder::new()
         .title("Arrakis's API on Pando")
         .version(env!("CARGO_PKG_VERSION"))
@@ -222,19 +227,15 @@ pub(crate) fn document() -> OpenApi {
         .build()
 }
 
-fn refusal(status: u16, meaning: &str) -> Response {
+fn refusal(meaning: &str) -> ResponseBuilder {
     let schema = SchemaOf::of::<Refused>().reference();
-    let mut response = ResponseBuilder::new()
+    ResponseBuilder::new()
         .description(meaning)
-        .content("application/json", Content::new(Some(schema)));
-    if status == 503 {
-        let seconds = Header::new(plain(Type::Integer));
-        response = response.header("Retry-After", described(seconds));
-    }
-    response.build()
+        .content("application/json", Content::new(Some(schema)))
 }
 
-fn described(mut header: Header) -> Header {
+fn retry_after() -> Header {
+    let mut header = Header::new(plain(Type::Integer));
     let meaning = "After how many seconds the same request may succeed, where waiting helps.";
     header.description = Some(meaning.to_owned());
     header
