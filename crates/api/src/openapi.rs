@@ -1,4 +1,5 @@
-//! The OpenAPI document, generated from [`crate::route::ROUTES`].
+//! The OpenAPI document, generated from [`crate::route::ROUTES`], and what documents of other
+//! doors are made with.
 
 use crate::ErrorResponse;
 use crate::route::{Answer, Body, Method, Query, QueryKind, ROUTES, Route, STREAM_SCHEMAS};
@@ -17,10 +18,12 @@ use utoipa::openapi::{
 use utoipa::{PartialSchema, ToSchema};
 
 /// Names of the two ways to send a key.
-const BEARER: &str = "bearer";
-const API_KEY_HEADER: &str = "api_key";
+pub const BEARER: &str = "bearer";
+/// The other one.
+pub const API_KEY_HEADER: &str = "api_key";
 
-type NamedSchema = (String, RefOr<Schema>);
+/// A schema, and what others refer to it by.
+pub type NamedSchema = (String, RefOr<Schema>);
 
 /// A type's schema, to be put in a table: its name, and how to collect it and all it refers to.
 #[derive(Clone, Copy)]
@@ -30,15 +33,22 @@ pub struct SchemaOf {
 }
 
 impl SchemaOf {
-    pub(crate) const fn of<T: ToSchema>() -> Self {
+    /// Of this type.
+    pub const fn of<T: ToSchema>() -> Self {
         Self {
             name: T::name,
             collect: collect::<T>,
         }
     }
 
-    fn reference(self) -> RefOr<Schema> {
+    /// What stands for it where it is used.
+    pub fn reference(self) -> RefOr<Schema> {
         RefOr::Ref(Ref::from_schema_name((self.name)()))
+    }
+
+    /// Adds it and all it refers to.
+    pub fn collect_into(self, schemas: &mut Vec<NamedSchema>) {
+        (self.collect)(schemas);
     }
 }
 
@@ -58,28 +68,40 @@ fn collect<T: ToSchema>(schemas: &mut Vec<NamedSchema>) {
 #[error("cannot write the OpenAPI document: {0}")]
 pub struct OpenApiError(String);
 
-/// The document as JSON, indented, with a newline at its end.
+/// A document as JSON, indented, with a newline at its end.
 ///
 /// # Errors
 /// If a schema cannot be written as JSON, which is a fault of ours.
-pub fn json() -> Result<String, OpenApiError> {
-    let text = document()
+pub fn json(document: &OpenApi) -> Result<String, OpenApiError> {
+    let text = document
         .to_pretty_json()
         .map_err(|error| OpenApiError(error.to_string()))?;
     Ok(text + "\n")
 }
 
-/// The document as YAML.
+/// A document as YAML.
 ///
 /// # Errors
 /// As [`json`].
-pub fn yaml() -> Result<String, OpenApiError> {
-    document()
+pub fn yaml(document: &OpenApi) -> Result<String, OpenApiError> {
+    document
         .to_yaml()
         .map_err(|error| OpenApiError(error.to_string()))
 }
 
-/// The document.
+/// The two ways to send a key.
+pub fn key_schemes() -> [(&'static str, SecurityScheme); 2] {
+    let own = ApiKey::Header(ApiKeyValue::new("X-API-Key"));
+    [
+        (
+            BEARER,
+            SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)),
+        ),
+        (API_KEY_HEADER, SecurityScheme::ApiKey(own)),
+    ]
+}
+
+/// The native door's document.
 pub fn document() -> OpenApi {
     let mut schemas = Vec::new();
     SchemaOf::of::<ErrorResponse>().collect_into(&mut schemas);
@@ -93,22 +115,16 @@ pub fn document() -> OpenApi {
         }
         paths = paths.path(
             route.path,
-            PathItem::new(method(route.method), operation(route)),
+            PathItem::new(HttpMethod::from(route.method), operation(route)),
         );
     }
     for schema in STREAM_SCHEMAS {
         schema.collect_into(&mut schemas);
     }
-    let components = ComponentsBuilder::new()
-        .schemas_from_iter(schemas)
-        .security_scheme(
-            BEARER,
-            SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)),
-        )
-        .security_scheme(
-            API_KEY_HEADER,
-            SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))),
-        );
+    let mut components = ComponentsBuilder::new().schemas_from_iter(schemas);
+    for (name, scheme) in key_schemes() {
+        components = components.security_scheme(name, scheme);
+    }
     let info = InfoBuilder::new()
         .title("Pando")
         .version(env!("CARGO_PKG_VERSION"))
@@ -121,12 +137,6 @@ pub fn document() -> OpenApi {
         .paths(paths)
         .components(Some(components.build()))
         .build()
-}
-
-impl SchemaOf {
-    fn collect_into(self, schemas: &mut Vec<NamedSchema>) {
-        (self.collect)(schemas);
-    }
 }
 
 fn body_schema(route: &Route) -> Option<SchemaOf> {
@@ -143,13 +153,15 @@ fn answer_schema(route: &Route) -> Option<SchemaOf> {
     }
 }
 
-fn method(method: Method) -> HttpMethod {
-    match method {
-        Method::Get => HttpMethod::Get,
-        Method::Post => HttpMethod::Post,
-        Method::Put => HttpMethod::Put,
-        Method::Patch => HttpMethod::Patch,
-        Method::Delete => HttpMethod::Delete,
+impl From<Method> for HttpMethod {
+    fn from(method: Method) -> Self {
+        match method {
+            Method::Get => Self::Get,
+            Method::Post => Self::Post,
+            Method::Put => Self::Put,
+            Method::Patch => Self::Patch,
+            Method::Delete => Self::Delete,
+        }
     }
 }
 
@@ -308,7 +320,7 @@ mod tests {
 
     #[test]
     fn the_document_holds_every_route_and_no_dangling_reference() {
-        let text = json().unwrap();
+        let text = json(&document()).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         for route in ROUTES {
             let operation = &value["paths"][route.path][route.method.as_str().to_lowercase()];
@@ -323,6 +335,6 @@ mod tests {
         }
         assert!(value["paths"]["/healthz"]["get"]["security"].is_null());
         assert!(value["paths"]["/metrics"]["get"]["security"].is_array());
-        assert!(yaml().unwrap().starts_with("openapi: 3."));
+        assert!(yaml(&document()).unwrap().starts_with("openapi: 3."));
     }
 }

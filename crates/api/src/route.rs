@@ -62,6 +62,8 @@ pub enum Operation {
     Metrics,
     OpenApiJson,
     OpenApiYaml,
+    ArrakisOpenApiJson,
+    ArrakisOpenApiYaml,
 }
 
 /// An HTTP method that the API uses.
@@ -317,6 +319,8 @@ pub const ROUTES: &[Route] = {
         row(O::Metrics, (Get, "/metrics"), &[], Empty, Text("text/plain"), "Counters for Prometheus."),
         row(O::OpenApiJson, (Get, "/openapi.json"), &[], Empty, Text("application/json"), "This document."),
         row(O::OpenApiYaml, (Get, "/openapi.yaml"), &[], Empty, Text("application/yaml"), "This document as YAML."),
+        row(O::ArrakisOpenApiJson, (Get, "/openapi/arrakis.json"), &[], Empty, Text("application/json"), "The API of Arrakis as such a document."),
+        row(O::ArrakisOpenApiYaml, (Get, "/openapi/arrakis.yaml"), &[], Empty, Text("application/yaml"), "That document as YAML."),
     ]
 };
 
@@ -381,7 +385,8 @@ mod tests {
 
     #[test]
     fn the_committed_openapi_document_is_the_served_one() {
-        check_document("openapi.json", |_| crate::openapi::json().unwrap());
+        use crate::openapi::{document, json};
+        check_document("openapi.json", |_| json(&document()).unwrap());
     }
 
     #[test]
@@ -389,7 +394,7 @@ mod tests {
         let operations: HashSet<_> = ROUTES.iter().map(|route| route.operation).collect();
         assert_eq!(operations.len(), ROUTES.len());
         // The enum has no other variants: its last one's number says how many there are.
-        assert_eq!(Operation::OpenApiYaml as usize + 1, ROUTES.len());
+        assert_eq!(Operation::ArrakisOpenApiYaml as usize + 1, ROUTES.len());
         assert_eq!(route_of(Operation::Status).path, "/v1/status");
     }
 

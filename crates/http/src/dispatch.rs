@@ -4,7 +4,8 @@
 //!   1  Host `<port>-<id>.<anything>`, or E2B's headers where Host is ours  → the guest
 //!   -  any other Host that is not ours                                     → 421
 //!   2  /v1/vms…  /v1/health  /vms…  /health                                → Arrakis
-//!   3  /v1/…  /healthz  /metrics  /openapi.json  /openapi.yaml  /mcp       → native
+//!   3  /v1/…  /healthz  /metrics  /openapi.json  /openapi.yaml
+//!      /openapi/…  /mcp                                                    → native
 //!   4  /sandboxes  /v2/…  /v3/…  /templates  /snapshots  /volumes
 //!      /secrets  /teams  /files                                            → E2B
 //!   5  /ui/…                                                               → pages
@@ -93,6 +94,7 @@ const TABLE: &[(Pattern, Door)] = {
         (Exact("/metrics"), Native),
         (Exact("/openapi.json"), Native),
         (Exact("/openapi.yaml"), Native),
+        (Under("/openapi"), Native),
         (Under("/mcp"), Native),
         (Under("/sandboxes"), E2b),
         (Under("/v2"), E2b),

@@ -178,6 +178,10 @@ async fn a_key_is_needed_everywhere_but_for_health() {
         unknown.status, 401,
         "without a key nobody learns which routes exist"
     );
+    for route in pando_api::route::ROUTES {
+        let answer = send(route.method.as_str(), route.path, &[], "").await;
+        assert_eq!(answer.status == 401, route.needs_key(), "{route:?}");
+    }
     for headers in [[AUTHORIZED], [("authorization", &*format!("Bearer {KEY}"))]] {
         assert_eq!(send("GET", "/v1/who", &headers, "").await.text, "default");
     }

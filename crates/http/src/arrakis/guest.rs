@@ -1,5 +1,6 @@
 //! Commands and files of a VM.
 
+use super::shapes::{Download, DownloadedFile, RanCommand, RunCommand, Upload, Uploaded};
 use super::{Door, answer, invalid};
 use crate::error::ApiError;
 use crate::guest_files::{self, GuestFiles};
@@ -11,8 +12,6 @@ use axum::response::Response;
 use http::{HeaderMap, HeaderValue, Method, header};
 use pando_engine::request::{Caller, Command, ExecResult, Exit, StartProcess};
 use percent_encoding::percent_decode_str;
-use serde::Deserialize;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -38,30 +37,6 @@ const DOWNLOAD_TIME: Duration = Duration::from_secs(60);
 
 /// Files of one download: more than fit into a request's first line have no names.
 const DOWNLOAD_FILES: usize = 1024;
-
-/// A command.
-#[derive(Debug, Deserialize)]
-pub(super) struct RunCommand {
-    cmd: String,
-    #[serde(default = "blocking")]
-    blocking: bool,
-}
-
-fn blocking() -> bool {
-    true
-}
-
-/// Files to be written.
-#[derive(Debug, Deserialize)]
-pub(super) struct Upload {
-    files: Vec<UploadedFile>,
-}
-
-#[derive(Debug, Deserialize)]
-struct UploadedFile {
-    path: String,
-    content: String,
-}
 
 /// Runs a command, to its end or behind the answer.
 pub(super) async fn run(
@@ -97,7 +72,10 @@ pub(super) async fn run(
     };
     door.engine.start_process(&caller, id, start).await?;
     let output = format!("Command '{}' started in background", request.cmd);
-    Ok(answer(&json!({ "error": "", "output": output })))
+    Ok(answer(&RanCommand {
+        error: String::new(),
+        output,
+    }))
 }
 
 /// A command's result; one that failed is an answer too.
@@ -106,7 +84,10 @@ fn said(result: &ExecResult) -> Response {
     if result.truncated {
         output.push_str("\n[the rest of the output was dropped]");
     }
-    answer(&json!({ "error": failure(&result.exit), "output": output }))
+    answer(&RanCommand {
+        error: failure(&result.exit),
+        output,
+    })
 }
 
 /// How this API words a command's end; empty where it went well.
@@ -170,7 +151,7 @@ pub(super) async fn upload(
             .await?;
         guest_files::read(written).await?;
     }
-    Ok(answer(&json!({})))
+    Ok(answer(&Uploaded {}))
 }
 
 /// Reads files; what cannot be read says so in its place.
@@ -198,9 +179,13 @@ pub(super) async fn download(
             Err(error) => (String::new(), unreadable(error)?),
         };
         left = left.saturating_sub(content.len());
-        files.push(json!({ "content": content, "error": error, "path": path }));
+        files.push(DownloadedFile {
+            content,
+            error,
+            path,
+        });
     }
-    Ok(answer(&json!({ "files": files })))
+    Ok(answer(&Download { files }))
 }
 
 async fn read(service: &GuestFiles<'_>, path: &str, limit: usize) -> Result<String, ApiError> {

@@ -15,6 +15,8 @@
 
 pub(crate) mod access;
 mod guest;
+pub(crate) mod openapi;
+mod shapes;
 mod vms;
 
 use crate::error::{ApiError, Refusal};
@@ -30,7 +32,8 @@ use http::{HeaderValue, StatusCode, header};
 use pando_engine::Engine;
 use pando_engine::request::Caller;
 use pando_types::TemplateRef;
-use serde_json::{Value, json};
+use serde::Serialize;
+use shapes::{Done, Refused, RefusedError};
 
 /// Whose sandboxes are that were asked for without a key.
 pub const TENANT: &str = "arrakis";
@@ -124,14 +127,17 @@ async fn by_names(
 }
 
 /// A JSON object with a newline behind it, as this API's own server writes them.
-fn answer(body: &Value) -> Response {
+fn answer(body: &impl Serialize) -> Response {
     let json = HeaderValue::from_static("application/json");
-    ([(header::CONTENT_TYPE, json)], format!("{body}\n")).into_response()
+    match serde_json::to_string(body) {
+        Ok(text) => ([(header::CONTENT_TYPE, json)], text + "\n").into_response(),
+        Err(error) => ApiError::Internal(error.to_string()).into_response(),
+    }
 }
 
 /// What is answered where there is nothing to say.
 fn done() -> Response {
-    answer(&json!({ "success": true }))
+    answer(&Done { success: true })
 }
 
 /// Writes a refusal as this door's clients expect it.
@@ -140,8 +146,10 @@ pub(crate) fn write(status: StatusCode, refusal: &Refusal) -> Response {
         "route_not_found" => (status, "404 page not found\n").into_response(),
         "method_not_allowed" => (status, Body::empty()).into_response(),
         _ => {
-            let body = json!({ "error": { "message": refusal.message } });
-            let mut response = answer(&body);
+            let message = refusal.message.clone();
+            let mut response = answer(&Refused {
+                error: RefusedError { message },
+            });
             *response.status_mut() = status;
             response
         }

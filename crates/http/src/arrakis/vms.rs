@@ -1,5 +1,8 @@
 //! VMs: started, listed, put into another state, destroyed, kept.
 
+use super::shapes::{
+    ChangeVm, Health, KeepVm, KeptVm, PortForward, StartVm, Vm, VmList, VmStatus, Wanted,
+};
 use super::{Door, answer, done, invalid};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Target};
@@ -10,8 +13,9 @@ use axum::response::Response;
 use pando_engine::request::{Caller, CreateSandbox, Rollback, Sandbox, TakeSnapshot};
 use pando_engine::{EngineError, OpenPort};
 use pando_types::{Name, SandboxState, TemplateRef};
-use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use serde::Deserialize as _;
+use serde::de::IntoDeserializer as _;
+use serde::de::value::Error as NoSuchWord;
 
 /// The ports that a VM has on the host from its start, with what they are for. The first is
 /// offered where the template has a desktop.
@@ -33,42 +37,6 @@ const BASE: &str = "base";
 
 /// A guest's address, the same in each; the network ends in its gateway.
 const INSIDE: &str = "10.0.2.15/24";
-
-/// A request to start a VM. Strings that are empty or null count as left out.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct StartVm {
-    #[serde(deserialize_with = "text")]
-    vm_name: String,
-    #[serde(deserialize_with = "text")]
-    snapshot_id: String,
-    #[serde(deserialize_with = "text")]
-    kernel: String,
-    #[serde(deserialize_with = "text")]
-    initramfs: String,
-    #[serde(deserialize_with = "text")]
-    rootfs: String,
-}
-
-fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// A request to put a VM into another state.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ChangeVm {
-    #[serde(deserialize_with = "text")]
-    status: String,
-}
-
-/// A request to keep a VM's state.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct KeepVm {
-    #[serde(deserialize_with = "text")]
-    snapshot_id: String,
-}
 
 impl Door {
     /// The caller's VMs: sandboxes with a name, since this API knows them by nothing else.
@@ -98,23 +66,23 @@ impl Door {
         })
     }
 
-    fn describe(&self, caller: &Caller, vm: &Sandbox) -> Result<Value, ApiError> {
+    fn describe(&self, caller: &Caller, vm: &Sandbox) -> Result<Vm, ApiError> {
         let ports = self.engine.offered_ports(caller, vm.id.as_str())?;
         let forwards = FORWARDS.iter().filter_map(|(port, description)| {
             let offered = ports.iter().find(|offered| offered.port == *port)?;
-            Some(json!({
-                "description": description,
-                "guestPort": port.to_string(),
-                "hostPort": offered.raw?.port().to_string(),
-            }))
+            Some(PortForward {
+                description,
+                guest_port: port.to_string(),
+                host_port: offered.raw?.port().to_string(),
+            })
         });
-        Ok(json!({
-            "ip": INSIDE,
-            "portForwards": forwards.collect::<Vec<_>>(),
-            "status": word(vm.state),
-            "tapDeviceName": "",
-            "vmName": vm.name.as_ref().map(Name::as_str).unwrap_or_default(),
-        }))
+        Ok(Vm {
+            ip: INSIDE,
+            port_forwards: forwards.collect(),
+            status: status(vm.state),
+            tap_device_name: "",
+            vm_name: vm.name.as_ref().map(Name::to_string).unwrap_or_default(),
+        })
     }
 
     /// Offers a new VM's ports; without them there is no VM.
@@ -192,12 +160,12 @@ impl Door {
 }
 
 /// This API's word for a state. What failed is off: `start` brings it back on its disk.
-fn word(state: SandboxState) -> &'static str {
+fn status(state: SandboxState) -> VmStatus {
     match state {
-        SandboxState::Creating => "CREATED",
-        SandboxState::Running | SandboxState::Stopping => "RUNNING",
-        SandboxState::Stopped | SandboxState::Failed => "STOPPED",
-        SandboxState::Paused => "PAUSED",
+        SandboxState::Creating => VmStatus::Created,
+        SandboxState::Running | SandboxState::Stopping => VmStatus::Running,
+        SandboxState::Stopped | SandboxState::Failed => VmStatus::Stopped,
+        SandboxState::Paused => VmStatus::Paused,
     }
 }
 
@@ -212,7 +180,10 @@ fn name_of(text: &str) -> Result<Name, ApiError> {
 /// Whether the daemon answers.
 pub(super) async fn health() -> Response {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
-    answer(&json!({ "status": "healthy", "timestamp": now.to_string() }))
+    answer(&Health {
+        status: "healthy",
+        timestamp: now.to_string(),
+    })
 }
 
 /// Starts a VM: a new one, a known one that is off or paused, or either from a snapshot.
@@ -265,7 +236,7 @@ pub(super) async fn list(
     let all = door.all(&caller).await?;
     let described = all.iter().map(|vm| door.describe(&caller, vm));
     let vms = described.collect::<Result<Vec<_>, _>>()?;
-    Ok(answer(&json!({ "vms": vms })))
+    Ok(answer(&VmList { vms }))
 }
 
 /// Describes one.
@@ -278,6 +249,13 @@ pub(super) async fn info(
     Ok(answer(&door.describe(&caller, &vm)?))
 }
 
+fn wanted(word: &str) -> Result<Wanted, ApiError> {
+    Wanted::deserialize(word.into_deserializer()).map_err(|_: NoSuchWord| {
+        let shown: String = word.chars().take(64).collect();
+        invalid(format!("Invalid status value: {shown}"))
+    })
+}
+
 /// Stops, pauses or resumes one. One that is so already is left alone.
 pub(super) async fn change(
     State(door): State<Door>,
@@ -285,12 +263,13 @@ pub(super) async fn change(
     Target(name): Target,
     JsonBody(request): JsonBody<ChangeVm>,
 ) -> Result<Response, ApiError> {
-    use SandboxState as S;
+    use {SandboxState as S, Wanted as W};
     let vm = door.get(&caller, &name).await?;
     let (engine, id) = (&door.engine, vm.id.as_str());
-    match (request.status.as_str(), vm.state) {
-        ("stopped", S::Stopped | S::Failed) | ("paused", S::Paused) | ("resume", S::Running) => {}
-        ("stopped", S::Paused) => {
+    match (wanted(&request.status)?, vm.state) {
+        (W::Stopped, S::Stopped | S::Failed) | (W::Paused, S::Paused) | (W::Resume, S::Running) => {
+        }
+        (W::Stopped, S::Paused) => {
             let (engine, id) = (engine.clone(), vm.id.clone());
             to_the_end(async move {
                 engine.resume(&caller, id.as_str()).await?;
@@ -298,13 +277,9 @@ pub(super) async fn change(
             })
             .await?;
         }
-        ("stopped", _) => drop(engine.stop(&caller, id).await?),
-        ("paused", _) => drop(engine.pause(&caller, id).await?),
-        ("resume", _) => drop(engine.resume(&caller, id).await?),
-        (other, _) => {
-            let shown: String = other.chars().take(64).collect();
-            return Err(invalid(format!("Invalid status value: {shown}")));
-        }
+        (W::Stopped, _) => drop(engine.stop(&caller, id).await?),
+        (W::Paused, _) => drop(engine.pause(&caller, id).await?),
+        (W::Resume, _) => drop(engine.resume(&caller, id).await?),
     }
     Ok(done())
 }
@@ -359,7 +334,9 @@ pub(super) async fn snapshot(
         ..TakeSnapshot::default()
     };
     door.engine.snapshot(&caller, vm.id.as_str(), take).await?;
-    Ok(answer(&json!({ "snapshotId": wanted })))
+    Ok(answer(&KeptVm {
+        snapshot_id: wanted,
+    }))
 }
 
 /// What a snapshot is called that was given no name: as this API's Python client names its own.
@@ -388,7 +365,27 @@ mod tests {
     fn every_state_has_one_of_the_words_that_clients_know() {
         for state in SandboxState::ALL {
             let known = ["CREATED", "RUNNING", "STOPPED", "PAUSED", "UNKNOWN"];
-            assert!(known.contains(&word(state)), "{state}");
+            let word = serde_json::to_value(status(state)).unwrap();
+            assert!(known.contains(&word.as_str().unwrap()), "{state}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_asked_for_by_three_words() {
+        for (word, state) in [
+            ("stopped", Wanted::Stopped),
+            ("paused", Wanted::Paused),
+            ("resume", Wanted::Resume),
+        ] {
+            assert_eq!(wanted(word).unwrap(), state);
+        }
+        for other in ["", "STOPPED", "running", "stopped "] {
+            let refused = wanted(other).unwrap_err();
+            assert_eq!(refused.status().as_u16(), 400);
+            assert_eq!(
+                refused.to_string(),
+                format!("Invalid status value: {other}")
+            );
         }
     }
 

@@ -1,4 +1,4 @@
-//! The native door: `/v1`, `/healthz`, `/metrics`, `/openapi.json|yaml`.
+//! The native door: `/v1`, `/healthz`, `/metrics`, `/openapi.json|yaml`, `/openapi/…`.
 //!
 //! The router is built from [`pando_api::route::ROUTES`]: an operation without
 //! a handler does not compile.
@@ -96,6 +96,8 @@ fn handler(operation: Operation, filter: MethodFilter) -> MethodRouter<Api> {
         Operation::Metrics => on(filter, server_info::metrics),
         Operation::OpenApiJson => on(filter, server_info::openapi_json),
         Operation::OpenApiYaml => on(filter, server_info::openapi_yaml),
+        Operation::ArrakisOpenApiJson => on(filter, server_info::arrakis_openapi_json),
+        Operation::ArrakisOpenApiYaml => on(filter, server_info::arrakis_openapi_yaml),
     }
 }
 
