@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 /// What everything is built for. Named, so that build scripts and macros, which run here, are
 /// not linked as the programs are.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Builds all in order; a repeated build takes a second.
 pub(crate) fn build_all(steps: &Steps, root: &Path) -> Result<()> {

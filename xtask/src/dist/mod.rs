@@ -25,9 +25,6 @@ use std::process::Command;
 /// The version that everything in the workspace has.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The hosts' kind of machine.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Pack this program instead of building one

@@ -5,8 +5,8 @@
 //! workspace; but the program carries two more programs inside it, the guest agent and
 //! the library for QEMU, and what those are made of is handed out with it too.
 
-use super::TARGET;
 use crate::artifacts;
+use crate::artifacts::TARGET;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
